@@ -193,10 +193,7 @@ def _decoded(harness: Harness, job: Job) -> dict[str, Any]:
 
 
 def rows_of(
-    runs: Sequence[Run],
-    prompts: Sequence[Prompt],
-    score: Score | None,
-    seed: int,
+    runs: Sequence[Run], prompts: Sequence[Prompt], score: Score | None, seed: int
 ) -> list[Row]:
     """Return a row of every line: MEASURED with its interval, TESTS, and prompts needed."""
     draws = resamples(len(runs[0][2]), seed)

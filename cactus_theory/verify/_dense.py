@@ -9,16 +9,12 @@ from torch import Tensor
 
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import accept_probability, one_hot
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
 
 
 def block_on_device(
-    assigned: Assignment,
-    target_probs: Tensor,
-    draft: Draft,
-    accept: Tensor,
-    draw: Tensor,
+    assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> Verdict:
     """Return the verdict of paths on a device, from tensors alone.
 
@@ -44,9 +40,7 @@ class Walk:
     proportional to the law of the next token if the path ends there.
     """
 
-    def __init__(
-        self, assigned: Assignment, q: Float[Tensor, "batch K1 vocab"], draft: Draft
-    ) -> None:
+    def __init__(self, assigned: Assignment, q: Targets, draft: Draft) -> None:
         ids = draft.token_ids
         self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
         counts = torch.as_tensor(draft.counts, device=ids.device)

@@ -28,12 +28,12 @@ from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._dense import Walk, block_on_device, raised_entries
-from cactus_theory.verify._emitted import Emitted
+from cactus_theory.verify._emitted import Emitted, Rows
 from cactus_theory.verify._on_cpu import Law
 from cactus_theory.verify._residual import Residual
 from cactus_theory.verify._runs import Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import Coins, Generators, pick
 
 
@@ -63,12 +63,7 @@ class Block(Verifier):
             )
 
     def verify(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch"],
+        self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
         """Return the verdict; on a CPU whole rows are read only where a decision needs them."""
         ids = draft.token_ids
@@ -84,27 +79,18 @@ class Block(Verifier):
         return Verdict(ids, *law.accepted_and_last(), None, None, ratios, law.raised)
 
     def emitted(
-        self,
-        policy: Policy,
-        target_probs: Float[Tensor, "rows vocab"],
-        draft_probs: Float[Tensor, "rows vocab"],
-        path: PathState,
+        self, policy: Policy, target_probs: Rows, draft_probs: Rows, path: PathState
     ) -> Emitted:
         """Return h at charged rows."""
         return Emitted(policy, target_probs, draft_probs, path, policy.target, of_policy=True)
 
     def raised_entries(
-        self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
+        self, policy: Policy, target_probs: Targets, draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
         """Return h_n of deterministic tokens; None where the policy does not look ahead."""
         return raised_entries(Assignment((policy,)), target_probs, draft)
 
-    def law(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-    ) -> VerdictLaw:
+    def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
         """Return the exact law of the verdict on chains.
 
         Raises

@@ -20,7 +20,7 @@ from cactus_theory.verify._on_cpu import Answers, Law
 from cactus_theory.verify._residual import Residual
 from cactus_theory.verify._runs import Place, Run, chains
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
 
 
@@ -33,12 +33,7 @@ class Chain(Verifier):
     """
 
     def verify(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch"],
+        self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
         """Return the verdict; whole rows are read only where a decision needs them."""
         ids = draft.token_ids
@@ -51,12 +46,7 @@ class Chain(Verifier):
         law.judge()
         return Verdict(ids, *law.accepted_and_last())
 
-    def law(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-    ) -> VerdictLaw:
+    def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
         """Return the exact law of the verdict: φ and g of every token."""
         q, ids = target_probs.double(), draft.token_ids
         width = ids.shape[1]
@@ -200,11 +190,7 @@ def verify_chain(
 
 
 def chain_on_device(
-    assigned: Assignment,
-    q: Float[Tensor, "batch K1 vocab"],
-    draft: Draft,
-    accept: Float[Tensor, "batch K"],
-    draw: Float[Tensor, "batch"],
+    assigned: Assignment, q: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
     """Return accepted counts and the token after them, both (B,), from one residual a row."""
     ids, p, choice = draft.token_ids, draft.probs, assigned.choice

@@ -28,8 +28,8 @@ from torch import Tensor
 from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify._emitted import Emitted
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify._emitted import Emitted, Rows
+from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 
 
 @dataclass(frozen=True)
@@ -99,12 +99,7 @@ class Verifier(ABC):
 
     @abstractmethod
     def verify(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch *draws"],
+        self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
         """Return the verdict, given every coin; rows are not validated.
 
@@ -116,11 +111,7 @@ class Verifier(ABC):
         """Raise ValueError for a policy that this verifier cannot follow; a chain follows all."""
 
     def emitted(
-        self,
-        policy: Policy,
-        target_probs: Float[Tensor, "rows vocab"],
-        draft_probs: Float[Tensor, "rows vocab"],
-        path: PathState,
+        self, policy: Policy, target_probs: Rows, draft_probs: Rows, path: PathState
     ) -> Emitted:
         """Return the exact law of the next token at charged rows.
 
@@ -134,17 +125,12 @@ class Verifier(ABC):
         return Emitted(policy, target_probs, draft_probs, start, law, of_policy=True)
 
     def raised_entries(
-        self, policy: Policy, target_probs: Float[Tensor, "batch K1 vocab"], draft: Draft
+        self, policy: Policy, target_probs: Targets, draft: Draft
     ) -> Float[Tensor, "batch K"] | None:
         """Return ``raised`` of verdicts under one policy for every token: no coin enters."""
         return None
 
-    def law(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-    ) -> VerdictLaw:
+    def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
         """Return the exact law of the verdict, float64, from rows that sum to 1.
 
         Raises

@@ -18,6 +18,12 @@ from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
 from cactus_theory.policies._policy import one_hot
 
+# target rows of a round: those of the drafted tokens, and one for the bonus token
+Targets = Float[Tensor, "batch K1 vocab"]
+# acceptance coins of a round, and the draws of the tokens that end it, several for a walk of a tree
+Accept = Float[Tensor, "batch coins"]
+Draws = Float[Tensor, "batch *draws"]
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -129,7 +135,7 @@ class Draft:
         return q if law is None else law
 
     def rows(
-        self, row: int, nodes: Any, places: Any, q: Float[Tensor, "batch K1 vocab"]
+        self, row: int, nodes: Any, places: Any, q: Targets
     ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
         """Return the target and draft rows of one text at nodes.
 
@@ -267,6 +273,6 @@ class Verified:
     """
 
     assigned: Assignment
-    target_probs: Float[Tensor, "batch K1 vocab"]
+    target_probs: Targets
     draft: Draft
     verdict: Verdict

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -27,7 +26,7 @@ from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._runs import Descent, index_of
 from cactus_theory.verify.block import Block, Blocks
 from cactus_theory.verify.contract import register_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict
+from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import Coins, Generators
 
 
@@ -42,12 +41,7 @@ class Tree(Block):
         return depth + 1
 
     def verify(
-        self,
-        assigned: Assignment,
-        target_probs: Float[Tensor, "batch K1 vocab"],
-        draft: Draft,
-        accept: Float[Tensor, "batch coins"],
-        draw: Float[Tensor, "batch *draws"],
+        self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
         """Return the verdict; rows are read on the CPU, and only at the nodes of a walk.
 

@@ -15,6 +15,8 @@ from torch import Tensor
 
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 LAYER_COUNTS = ("num_hidden_layers", "decoder_layers", "num_decoder_layers")
+# a number for each token that is fed to each row
+Fed = Int[Tensor, "batch new"]
 
 
 class RaggedCache:
@@ -138,7 +140,7 @@ def text_config(model: Any) -> Any:
 class Sight:
     """The attention mask of the fed tokens of a batch."""
 
-    positions: Int[Tensor, "batch new"]  # number of cached tokens and fed ancestors before each
+    positions: Fed  # number of cached tokens and fed ancestors before each
     key_positions: Int[Tensor, "batch end"] | None  # of each slot; None where it is the slot
     hidden: Bool[Tensor, "batch new end"]  # the slots that a fed token must not attend to
 
@@ -175,11 +177,7 @@ def block(start: int, new: int) -> Slots:
 
 
 def slots_of(
-    cache: RaggedCache,
-    new: int,
-    counts: Sequence[int],
-    parents: Int[Tensor, "batch new"] | None,
-    device: torch.device,
+    cache: RaggedCache, new: int, counts: Sequence[int], parents: Fed | None, device: torch.device
 ) -> Slots:
     """Return the slots of ``new`` tokens fed to each row, of which ``counts[b]`` are its own."""
     lengths = cache.lengths
@@ -210,10 +208,10 @@ def additive(hidden: Bool[Tensor, "*some end"], like: Tensor) -> Float[Tensor, "
 
 
 def _tree(
-    parents: Int[Tensor, "batch new"],
+    parents: Fed,
     starts: Int[Tensor, "batch 1"],
-    slots: Int[Tensor, "batch new"],
-    chain: Int[Tensor, "batch new"],
+    slots: Fed,
+    chain: Fed,
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
@@ -234,7 +232,7 @@ def _tree(
     return Sight(positions, keys[:, :end], hidden[..., :end])
 
 
-def _ancestors(parents: Int[Tensor, "batch new"]) -> Bool[Tensor, "batch new new"]:
+def _ancestors(parents: Fed) -> Bool[Tensor, "batch new new"]:
     """Return the mask of each fed token's ancestors among the fed ones, itself included.
 
     Squares (identity + parenthood) until paths of every length are in, but for the first tokens

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.models.cache import (
+    Fed,
     RaggedCache,
     Sight,
     Slots,
@@ -101,11 +102,7 @@ class LibraryForward:
         self.dtype = model.dtype
 
     def __call__(
-        self,
-        token_ids: Int[Tensor, "batch new"],
-        counts: Sequence[int],
-        keep: Sequence[int],
-        parents: Int[Tensor, "batch new"] | None = None,
+        self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
         """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
 

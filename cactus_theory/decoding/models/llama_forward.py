@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from cactus_theory.decoding.models.cache import RaggedCache, Slots, additive, slots_of
+from cactus_theory.decoding.models.cache import Fed, RaggedCache, Slots, additive, slots_of
 from cactus_theory.decoding.models.hugging_face_forward import gathered
 from cactus_theory.decoding.models.projections import (
     Linear,
@@ -245,11 +245,7 @@ class FastForward:
         self.sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
 
     def __call__(
-        self,
-        token_ids: Int[Tensor, "batch new"],
-        counts: Sequence[int],
-        keep: Sequence[int],
-        parents: Int[Tensor, "batch new"] | None = None,
+        self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
         """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
 
@@ -269,7 +265,7 @@ class FastForward:
         x: Float[Tensor, "N wide"],
         shape: tuple[int, int],
         counts: Sequence[int],
-        parents: Int[Tensor, "batch new"] | None = None,
+        parents: Fed | None = None,
         *,
         normed: bool = True,
     ) -> Float[Tensor, "batch new hidden"]:

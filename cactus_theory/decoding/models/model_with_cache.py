@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.rows import warn_of_probabilities
-from cactus_theory.decoding.models.cache import allocate, text_config
+from cactus_theory.decoding.models.cache import Fed, allocate, text_config
 from cactus_theory.decoding.models.cache_check import runs_together
 from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, gathered
 from cactus_theory.decoding.models.llama_forward import FastForward
@@ -109,11 +109,7 @@ class CachedModel:
         return states.clone() if min(starts) == max(starts) else states
 
     def feed(
-        self,
-        token_ids: Int[Tensor, "batch new"],
-        counts: Sequence[int],
-        keep: Sequence[int],
-        parents: Int[Tensor, "batch new"] | None = None,
+        self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
         """Consume ``counts[b]`` tokens after the cached ones of row b.
 

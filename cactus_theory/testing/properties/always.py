@@ -5,7 +5,6 @@ There its coins have to decide as φ and g state.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -237,8 +236,5 @@ def far_knobs_have_one_law(seen: Behaviour) -> Iterator[Bounds]:
         charged = Chain().emitted(policy, q, p, path).charges(divergence).spent
         bounds = Bounds(charged, due, due, "divergence that is charged", EXACT * (1 + due))
         for one in (*emitted_law_sums_to_one(far), bounds, *coins_decide_as_declared(far)):
-            yield replace(one, about=partial(_told, one, f" at {policy.knob}={value:g}"))
-
-
-def _told(bounds: Bounds, where: str, index: tuple[int, ...]) -> str:
-    return bounds.describe(index)[0] + where
+            where = f" at {policy.knob}={value:g}"
+            yield replace(one, about=lambda i, one=one, where=where: one.describe(i)[0] + where)
