@@ -26,6 +26,7 @@ from cactus_theory.commands.models import opened
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
+from cactus_theory.verify.node import stacked
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
@@ -291,13 +292,9 @@ def _cost(line: Config, runs: Runs) -> dict[str, Any]:
 
 
 def _audits(line: Config, result: GenerationResult) -> list[Audit]:
-    rows = result.rows
-    if rows is None or not len(rows.target_probs):
-        return []
-    pairs = zip(
-        rows.target_probs.split(AUDITED_ROWS), rows.draft_probs.split(AUDITED_ROWS), strict=True
-    )
-    return [ct.audit(ct.policy(line.method), q, p) for q, p in pairs]
+    parts = (result.rows[at:][:AUDITED_ROWS] for at in range(0, len(result.rows), AUDITED_ROWS))
+    pairs = ([stacked(part, row) for row in ("q", "offers")] for part in parts)
+    return [ct.audit(ct.policy(line.method), *rows, normalise=True) for rows in pairs]
 
 
 def _mean(audits: list[Audit], name: str) -> float:

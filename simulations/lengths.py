@@ -10,25 +10,24 @@ lengths? The table is written after every setting. Errors are the jackknife's ov
 """
 
 import argparse
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding.options import own_ends
-from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
-from cactus_theory.verify._emitted import Emitted
+from cactus_theory.verify.node import Node
 
 from .common.inputs import at_least
 from .common.results import columns, publish, read_csv, values_of
-from .common.walk import Step, add_walk_arguments, law_of, opened_walk, walked
+from .common.walk import Step, add_walk_arguments, laws_of, opened_walk, walked
 
 BAND = "band:price"
 FAMILIES = BAND, "lenience:lenience", "cactus:delta", "band:price,head=0.2"
@@ -106,15 +105,17 @@ def _sums(
     """
     sums, ended, foretold = np.zeros((5, texts)), np.zeros(texts), np.zeros((len(others), texts))
     kept: list[list[float]] = [[] for _ in range(texts)]
-    for at, q, p, law, tokens in steps:
-        charge, h_n = law.charges(read_divergence("kl")), law.at(tokens)
-        chance_of_end = q[:, ends].double().sum(-1), _ends(law, ends)
-        cells = torch.ones_like(h_n), charge.accepted, charge.spent, *chance_of_end
-        sums[:, at] += torch.stack(cells).cpu().numpy()
+    for at, q, p, laws, tokens in steps:
+        pairs = zip(laws, tokens.tolist(), strict=True)
+        h_n = torch.tensor([node.h(token) for node, token in pairs], dtype=torch.float64)
+        charges = np.array([node.charge()[:2] for node in laws]).T
+        chance_of_end = q[:, ends].double().sum(-1).cpu().numpy(), _ends(laws, ends)
+        sums[:, at] += np.stack([np.ones(len(at)), charges[1], charges[0], *chance_of_end])
         ended[at] = np.isin(tokens.cpu().numpy(), ends)
         for sums_of_other, other in zip(foretold, others, strict=True):
-            sums_of_other[at] += _ends(law_of(other, q, p), ends).cpu().numpy()
-        accepted = torch.minimum(h_n, p.gather(1, tokens[:, None])[:, 0].double()) / h_n
+            sums_of_other[at] += _ends(laws_of(other, q, p), ends)
+        drafted = p.gather(1, tokens[:, None])[:, 0].double().cpu()
+        accepted = torch.minimum(h_n, drafted) / h_n
         for text, chance in zip(at, accepted.tolist(), strict=True):
             kept[text].append(chance)
     calls = [expected_calls(chances, args.num_draft_tokens) for chances in kept]
@@ -125,10 +126,9 @@ def _sums(
     return dict(zip(names, by_prompt.tolist(), strict=True))
 
 
-def _ends(law: Emitted, ends: Sequence[int]) -> Tensor:
-    """Return the mass of the ends at a law's rows."""
-    none = law.q.new_zeros(len(law.q), dtype=torch.float64)
-    return sum((law.at(torch.full_like(none, end, dtype=torch.int64)) for end in ends), none)
+def _ends(laws: Sequence[Node], ends: Sequence[int]) -> np.ndarray:
+    """Return the mass of the ends at nodes' laws."""
+    return np.array([math.fsum(map(node.h, ends)) for node in laws])
 
 
 def expected_calls(chances: Sequence[float], width: int) -> float:

@@ -19,7 +19,7 @@ READ_ONLY = ("read-only", "WRITEABLE", "single memory location")
 # words of the errors of a rule that mixes numpy with torch
 MIXED = ("Tensor", "torch.", "ndarray", "numpy.")
 # methods of a policy that answer laws up to a factor
-LAWS = ("residual", "target", "emitted")
+LAWS = ("residual", "target", "emitted", "undrafted")
 
 
 def is_own(kind: Any) -> bool:

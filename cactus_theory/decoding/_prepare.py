@@ -57,7 +57,7 @@ class Opening:
         self.meter: Meter | None = None
         if metered is not None:
             log = TokenLog(batch, options.max_new_tokens, options.log_probs)
-            self.meter = Meter(self.policies.distinct, metered, options.parsed_verifier, log)
+            self.meter = Meter(metered, log)
 
 
 def _check_support(policies: Sequence[Policy], processors: Processors) -> None:

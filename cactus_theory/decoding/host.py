@@ -15,7 +15,7 @@ from cactus_theory.decoding.drafters._base import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.rounds import Rounds
-from cactus_theory.verify.draft import Draft, Verdict, Verified
+from cactus_theory.verify.draft import Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN
 
 
@@ -65,7 +65,7 @@ class HostRounds(Rounds):
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
         with one_thread():
-            verdict = self.verifier.verify(judges, q, draft, coins, draw)
+            verdict = self.verifier.decide(judges, q, draft, coins, draw)
         tokens = verdict.rows()
         self.clock.lap("verify")
         for row, ids in enumerate(tokens):
@@ -77,7 +77,7 @@ class HostRounds(Rounds):
             counts = map(len, map(texts.new_ids, range(len(new))))
             earlier = [after - len(ids) for after, ids in zip(counts, new, strict=True)]
             self.options.callbacks.on_rows(*copied((q, draft, self.text_numbers, earlier)))
-        self.measure(Verified(judges, q, draft, verdict), new)
+        self.measure(verdict, new)
         for own, ids in zip(policies.followed, new, strict=True):
             own.advance(ids)
         kinds = Counter(map(self.count, self.text_numbers, draft.longest, tokens, new))

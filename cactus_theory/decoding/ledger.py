@@ -2,28 +2,23 @@
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding._verification import path_to, rows_at
-from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
-from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import accept_probability
-from cactus_theory.verify._emitted import Emitted
+from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.contract import Verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verdict, Verified
+from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.node import Node, node_of
 from cactus_theory.verify.tree import Tree
 
-KL = read_divergence("kl")
 LOSSLESS = "speculative"
 # prices on a policy's ladder, its own among them, and the ratio of each to the one before
 RUNGS, STEP = 7, math.sqrt(2)
@@ -37,16 +32,11 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Account:
-    """The books of one text.
-
-    ``offered`` is what a node of this round is charged if it is reached, by the drafted tokens
-    above it; entered by ``choose_by_nodes``, booked by ``observe``.
-    """
+    """The books of one text."""
 
     inner: Any  # the state of the schedule that is capped
     emitted: int  # new tokens
     spent: float  # nats charged for them
-    offered: dict[tuple[int, ...], float]
 
 
 class Ledger(Schedule):
@@ -131,11 +121,11 @@ class Ledger(Schedule):
         return own
 
     def begin(self, prompt: Sequence[int]) -> Account:
-        return Account(self.inner.begin(prompt), 0, 0.0, {})
+        return Account(self.inner.begin(prompt), 0, 0.0)
 
     def advance(self, state: Account, new_ids: Sequence[int]) -> Account:
         inner = self.inner.advance(state.inner, new_ids)
-        return replace(state, inner=inner, emitted=state.emitted + len(new_ids), offered={})
+        return replace(state, inner=inner, emitted=state.emitted + len(new_ids))
 
     def choose(self, state: Account, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
         """Raise NotImplementedError: a ledger chooses by rows and paths (``choose_by_nodes``)."""
@@ -147,45 +137,43 @@ class Ledger(Schedule):
         target_probs: Float[Tensor, "1 K1 vocab"],
         draft: Draft,
         verifier: Verifier,
-    ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"]]:
+    ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
         """Return for each node the first policy of its ladder that the allowance has room for."""
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
-        numbers, ids = of_inner.tolist(), draft.token_ids[0].tolist()
-        charges = _Charges(self.policies, target_probs, draft, verifier)
-        # of each node: the tokens above it, what is spent there, P
-        above: list[tuple[int, ...]] = [()] * (len(ids) + 1)
-        spent, alive = [state.spent] * len(above), [1.0] * len(above)
-        laws: dict[int, Emitted] = {}
-        state.offered.clear()
-        for place, node in enumerate(draft.above[0]):
-            if node not in laws:
-                tokens = state.emitted + len(above[node]) + 1
-                allowed = self.cap * tokens * (1 - ROUNDING) + self.burst - spent[node]
-                at = charges, node, alive[node]
-                chosen = self._fitting(self.numbers[numbers[node]], allowed, *at)
-                numbers[node], charge, laws[node] = chosen
-                state.offered[above[node]] = charge
-                spent[node] += charge
-            above[place + 1], spent[place + 1] = (*above[node], ids[place]), spent[node]
-            alive[place + 1] = charges.alive_after(place, alive[node], laws[node])
-        ratios = torch.tensor(alive[:-1], dtype=torch.float64, device=of_inner.device)
-        return of_inner.new_tensor(numbers), ratios
+        numbers, nodes = of_inner.tolist(), dict[int, Node]()
+        spent, alive = [state.spent] * len(numbers), [1.0] * len(numbers)
+        raised = cache(lambda policy: _raised(policy, target_probs, draft, verifier))
+        for node in range(draft.lengths[0] + 1):
+            if node:
+                above = nodes[draft.above[0][node - 1]]
+                spent[node] = spent[draft.above[0][node - 1]] + above.charge().spent
+                if verifier.by_path and draft.continues(0, node - 1):
+                    alive[node] = above.next_alive
+            allowed = self.cap * (state.emitted + draft.depths[0][node] + 1) * (1 - ROUNDING)
+            allowed += self.burst - spent[node]
 
-    def observe(self, state: Account, rows: VerifiedRows) -> Account:
-        above = tuple(rows.draft_token_ids.tolist())
-        booked = (state.offered.get(above[:place], 0.0) for place in range(len(above)))
-        spent = state.spent + sum(booked)
-        return replace(state, inner=self.inner.observe(state.inner, rows), spent=spent, offered={})
+            def at(number: int, node: int = node) -> Node:
+                policy = self.policies[number]
+                path = alive[node], raised(policy)[node] if node < len(raised(policy)) else math.nan
+                return node_of(verifier, policy, target_probs, draft, 0, node, *path)
+
+            numbers[node], nodes[node] = self._fitting(self.numbers[numbers[node]], allowed, at)
+        return of_inner.new_tensor(numbers), nodes
+
+    def observe(self, state: Account, nodes: Sequence[Node]) -> Account:
+        spent = state.spent + sum(node.charge().spent for node in nodes)
+        inner = self.inner.observe(state.inner, self.inner.shown(nodes))
+        return replace(state, inner=inner, spent=spent)
 
     def _fitting(
-        self, ladder: Sequence[int], allowed: float, charges: "_Charges", node: int, alive: float
-    ) -> tuple[int, float, Emitted]:
-        """Return the first policy that fits, from the rung on that credit suggests; charge, law."""
+        self, ladder: Sequence[int], allowed: float, at: Callable[[int], Node]
+    ) -> tuple[int, Node]:
+        """Return the first policy from the suggested rung on whose charge fits, and its node."""
         rung, last = self._first_rung(allowed, len(ladder)), len(ladder) - 1
         while True:
-            charge, law = charges.of(ladder[rung], node, alive)
-            if rung == last or charge <= allowed:
-                return ladder[rung], charge, law
+            node = at(ladder[rung])
+            if rung == last or (charge := node.charge().spent) <= allowed:
+                return ladder[rung], node
             # a charge falls about as the square of the price, so that STEP² fits the excess
             over = math.log(charge / allowed) / (2 * math.log(STEP)) if charge < math.inf else 0.0
             rung = min(rung + max(1, math.floor(over)), last)
@@ -200,53 +188,10 @@ class Ledger(Schedule):
         return min(math.ceil(short), rungs - 1)
 
 
-class _Charges:
-    """Emitted laws at the nodes of one text's draft under policies, and their charges."""
-
-    def __init__(
-        self, policies: Sequence[Policy], target_probs: Tensor, draft: Draft, verifier: Verifier
-    ) -> None:
-        self.policies, self.verifier = policies, verifier
-        self.target_probs, self.draft = target_probs, draft
-        nodes = range(max(draft.above[0], default=-1) + 1)
-        self.nodes: Any = slice(0, len(nodes)) if draft.is_chain else list(nodes)
-        rows = rows_at(0, self.nodes, self._verified(None))
-        # rows without a law end a draft, and are never charged
-        real = (rows[0].sum(-1) > 0) & (rows[1].sum(-1) > 0)
-        laws = (torch.where(real[:, None], row.double(), 1.0) for row in rows)
-        self.q, self.p = map(check.normalised, laws)
-        self.by_policy: dict[int, PathState | None] = {}
-
-    def of(self, number: int, node: int, alive: float) -> tuple[float, Emitted]:
-        """Return the charge of a node that is reached with P = ``alive``, and its law."""
-        policy = self.policies[number]
-        if number not in self.by_policy:
-            raised = self.verifier.raised_entries(policy, self.target_probs, self.draft)
-            self.by_policy[number] = path_to(0, self.nodes, self._verified(raised))
-        path = self.by_policy[number]
-        assert path is not None
-        at = slice(node, node + 1)
-        here = replace(path.at(at), alive=path.alive.new_tensor([alive]))
-        law = self.verifier.emitted(policy, self.q[at], self.p[at], here)
-        return float(law.charges(KL).spent), law
-
-    def alive_after(self, place: int, alive: float, law: Emitted) -> float:
-        """Return P after a drafted token, from P and the law at its node."""
-        node, token = self.draft.above[0][place], self.draft.token_ids[0, place]
-        drawn_from = self.p[node]
-        if self.draft.sampled is not None:
-            if not self.draft.flags[0][0][place]:
-                return 1.0  # the walk begins anew there
-            assert self.draft.probs is not None
-            drawn_from = check.normalised(self.draft.probs[0, node])
-        return float(accept_probability(alive * law.at(token[None])[0], drawn_from[token]))
-
-    def _verified(self, raised: Tensor | None) -> Verified:
-        """Return a round in which every node was reached, with P = 1, as the meter sees it."""
-        ids = self.draft.token_ids
-        none, alive = ids.new_zeros(1), torch.ones_like(ids).double()
-        verdict = Verdict(ids, none, none, alive=alive, raised=raised)
-        return Verified(Assignment(()), self.target_probs, self.draft, verdict)
+def _raised(policy: Policy, q: Tensor, draft: Draft, verifier: Verifier) -> list[float]:
+    """Return h_n along a deterministic draft where the policy looks ahead, else nothing."""
+    entries = raised_entries(Assignment((policy,)), q, draft) if verifier.by_path else None
+    return [] if entries is None else entries[0].tolist()
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:

@@ -3,22 +3,16 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding.readings import Kind, Reading
-from cactus_theory.divergences import read_divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify.contract import Verifier
+from cactus_theory.verify.node import Node
 
-KL = read_divergence("kl")
 DECODING_PARTS = ("draft", "target", "verify", "other")
 
 
@@ -50,41 +44,6 @@ class Seconds:
     def overhead(self) -> float:
         """Return the share of ``total`` outside the models' forward passes."""
         return (self.verify + self.other) / self.total if self.total else 0.0
-
-
-@dataclass(frozen=True)
-class VerifiedRows:
-    """The R rows a decode has verified, in order, float64.
-
-    Attributes
-    ----------
-    target_probs, draft_probs : the target's rows, and those that tokens were drafted from.
-    draft_token_ids, accepted : the drafted tokens that were judged there, and which were accepted.
-    policies, verifier : the policy that judged each row, and who applied them.
-    path : how the verifier reached the rows; None for token by token.
-    """
-
-    target_probs: Float[Tensor, "rows vocab"]
-    draft_probs: Float[Tensor, "rows vocab"]
-    draft_token_ids: Int[Tensor, "rows"]
-    accepted: Bool[Tensor, "rows"]
-    policies: tuple[Policy, ...]
-    verifier: Verifier
-    path: PathState | None = None
-
-    @cached_property
-    def charges(self) -> Float[Tensor, "rows"]:
-        """Return the charge of each row: KL of its emitted law from the target's, in nats.
-
-        What the meter adds up. Computed when it is first asked for.
-        """
-        charges = self.target_probs.new_zeros(len(self.policies), dtype=torch.float64)
-        path, judge = self.path or PathState(torch.ones_like(charges)), self.verifier
-        for row, policy in enumerate(self.policies):
-            at = slice(row, row + 1)
-            law = judge.emitted(policy, self.target_probs[at], self.draft_probs[at], path.at(at))
-            charges[row] = law.charges(KL).spent[0]
-        return charges
 
 
 @dataclass(frozen=True)
@@ -124,7 +83,7 @@ class GenerationResult:
     draft_calls: int
     seconds: Seconds
     reading: Reading
-    rows: VerifiedRows | None = None
+    rows: Sequence[Node] = ()
     token_charges: Float[Tensor, "batch new"] | None = None
     log_probs: LogProbs | None = None
     loop: str = "host"

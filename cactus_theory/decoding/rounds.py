@@ -11,16 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
-from cactus_theory.decoding._meter import charge
 from cactus_theory.decoding._prepare import HALF, Opening, dtype_of
-from cactus_theory.decoding._verification import stacked, verified_rows
-from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.projections import preparing
 from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading
-from cactus_theory.decoding.result import GenerationResult, Stopwatch, VerifiedRows
+from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.optimum.rows import warm
-from cactus_theory.verify.draft import Verified
+from cactus_theory.verify.draft import Verdict
+from cactus_theory.verify.node import Node
 
 
 class DecodingError(RuntimeError):
@@ -72,7 +70,7 @@ class Rounds(ABC):
         self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
         self.meter = opening.meter
         recorded = opening.drafter is not None and self.options.record_rows
-        self.recorder: list[VerifiedRows] | None = [] if recorded else None
+        self.recorder: list[Node] | None = [] if recorded else None
         self.text_numbers = list(range(self.texts.batch))
         self.kinds = [Counter[Kind]() for _ in self.text_numbers]
         # number of a text → (new ids, whether it ended by itself)
@@ -107,31 +105,24 @@ class Rounds(ABC):
         return kind
 
     @one_thread()
-    def measure(self, verified: Verified, new: list[list[int]]) -> None:
-        """Pass the verified rows of each text to the meter, the recorder and the schedules.
+    def measure(self, verdict: Verdict, new: list[list[int]]) -> None:
+        """Pass the nodes of each text to the meter, the recorder and the schedules.
 
         ``new`` are the tokens that each text took, perhaps none.
         """
-        meter, recorder, observing = self.meter, self.recorder, self.policies.observing
-        if meter is None and recorder is None and not observing:
+        meter, recorder = self.meter, self.recorder
+        if meter is None and recorder is None and not self.policies.observing:
             return
-        draft, verdict = verified.draft, verified.verdict
         for row, ids in enumerate(new):
-            position = self.text_numbers[row], len(self.texts.new_ids(row)) - len(ids)
-            if ids and meter is not None and meter.log is not None:
-                path = None if verdict.path is None else verdict.path[row]
-                meter.log.score(position, ids, verified.target_probs[row], path)
-            count = min(draft.lengths[row], len(ids))
-            if not count:
+            if not ids:
                 continue
-            if recorder is not None or observing:
-                nodes = verdict.charged_rows(row, count)
-                rows = verified_rows(row, nodes, verified, self.verifier)
-                self.policies.followed[row].observe(rows)
-                if recorder is not None:
-                    recorder.append(rows)
+            nodes, text = verdict.nodes(row)[: len(ids)], self.text_numbers[row]
+            self.policies.followed[row].observe(nodes)
+            if recorder is not None:
+                recorder += [node.copy() for node in nodes if node.drafted]
             if meter is not None:
-                charge(meter, row, ids, verified, position)
+                before = len(self.texts.new_ids(row)) - len(ids)
+                meter.add(nodes, [(text, before + at, token) for at, token in enumerate(ids)])
         self.clock.lap("meter")
 
     def failure(
@@ -178,8 +169,7 @@ class Rounds(ABC):
                 measured["token_charges"] = log.costs(longest)
                 measured["log_probs"] = log.log_probs(longest)
         if self.recorder is not None:
-            vocab = text_config(self.opening.target_model).vocab_size
-            measured["rows"] = stacked(self.recorder, vocab, self.verifier)
+            measured["rows"] = self.recorder
         self.clock.lap("meter")
         seconds = self.clock.seconds()
         return GenerationResult(

@@ -12,11 +12,11 @@ from torch import Tensor
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.copies import copied, is_own
 from cactus_theory.base.specs import names_a_file
-from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
+from cactus_theory.verify.node import Node, node_of, stacked
 
 Spec = str | Policy
 
@@ -103,39 +103,54 @@ class Schedule(ABC):
         target_probs: Float[Tensor, "1 K1 vocab"],
         draft: Draft,
         verifier: Verifier,
-    ) -> tuple[Int[Tensor, "K"], Float[Tensor, "K"] | None]:
+    ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
         """Return the policies chosen along every path of one text's draft, by node.
 
-        With it P of the path to each node for ``verifier``, where one was chosen by it, or None.
+        With them the nodes, by number, whose laws they were chosen by, for the verifier to follow.
         A class of another package is asked with copies.
         """
-        choice, count = torch.zeros_like(draft.token_ids[0]), draft.lengths[0]
-        if len(self.policies) == 1 or not count:
-            return choice, None
+        choice, count = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1), draft.lengths[0]
+        ends = any(type(policy).undrafted is not Policy.undrafted for policy in self.policies)
+        if len(self.policies) == 1 or not (count or ends):
+            return choice, {}
         if draft.parents is None:
-            choice[:count] = self._along(state, slice(0, count), target_probs, draft)
-            return choice, None
+            path = list(range(count))
+            choice[: count + ends] = self._along(state, path, target_probs, draft, ends)
+            return choice, {}
         for place in range(count):  # the last choice does not know its own token
             path = draft.path(0, place)
-            choice[draft.node(0, place)] = self._along(state, path, target_probs, draft)[-1]
-        return choice, None
+            node = draft.node(0, place)
+            choice[node] = self._along(state, path, target_probs, draft)[-1]
+            if ends:
+                choice[place + 1] = self._along(state, path, target_probs, draft, True)[-1]
+        return choice, {}
 
-    def _along(self, state: Any, path: Any, q: Tensor, draft: Draft) -> Int[Tensor, "count"]:
-        shown = (draft.token_ids[0, path],)
+    def _along(
+        self, state: Any, path: list[int], q: Tensor, draft: Draft, ends: bool = False
+    ) -> Int[Tensor, "count"]:
+        """Return the choices for a path's tokens, and with ``ends`` for one that is not drafted."""
+        ids = draft.token_ids[0, path]
+        shown = (torch.cat([ids, ids.new_zeros(int(ends))]),)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
-            nodes = path if draft.parents is None else [draft.node(0, place) for place in path]
-            shown += draft.rows(0, nodes, path, q)
+            places = [(draft.node(0, place), place) for place in path]
+            places += [(path[-1] + 1 if path else 0, None)] * ends
+            nodes = [node_of(None, None, q, draft, 0, at, accepted=own) for at, own in places]
+            shown += tuple(stacked(nodes, name) for name in ("q", "offers"))
         if not is_own(type(self)):
             shown = copied(shown)
         return self.choose_by_rows(state, *shown) if by_rows else self.choose(state, *shown)
 
-    def observe(self, state: Any, rows: VerifiedRows) -> Any:
-        """Return the state after a round, given the rows whose emitted divergence counts.
+    def shown(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return nodes to be observed: copies, for a class of another package."""
+        return nodes if is_own(type(self)) else [node.copy() for node in nodes]
+
+    def observe(self, state: Any, nodes: Sequence[Node]) -> Any:
+        """Return the state after a round, given the nodes where its tokens were emitted.
 
         Called before :meth:`advance` where a subclass overrides it, for example to add up what
-        was spent. The rows are those up to and including the first rejection; they know the
-        policy that judged each (``rows.policies``) and what it was charged (``rows.charges``).
+        was spent: a node says its ``policy``, the ``token`` that was drafted there, and what it is
+        charged, ``node.charge().spent`` in nats.
         """
         return state
 

@@ -1,7 +1,7 @@
 r"""The band of one row on a CPU, walked by compiled loops where numba is installed.
 
 A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
-upper edge b, and the first look is at r itself, which :mod:`cactus_theory.verify._on_cpu` forms:
+upper edge b, and the first look is at r itself, which :mod:`cactus_theory.verify.node` forms:
 only a rejection needs the band, for the residual (aq − p)₊ (THEORY.md, Theorem 15).
 
 A row is that of a node of a drafted path, which is reached with an alive ratio P
@@ -123,15 +123,18 @@ class NodeRow:
 
     alive, factor, boxes = 1.0, 1.0, FREE
     unit: float  # P in the units of p/q, once solved
+    is_solved = False
 
     def __init__(self, alive: float) -> None:
         self.alive = self.upper = self.scale = self.unit = alive
 
     def upper_exceeds(self, threshold: float) -> bool:
-        """Return whether U > ``threshold``; if not, U and A are solved."""
+        """Return whether U > ``threshold``; if not, U and A are solved, once."""
         if threshold <= self.alive * SURE:
             return True
-        self._solve(threshold)
+        if not self.is_solved:
+            self._solve(threshold)
+            self.is_solved = self.upper <= threshold
         return self.upper > threshold
 
     def _solve(self, threshold: float) -> None:
@@ -200,6 +203,30 @@ class DraftRow(NodeRow):
         mass, drafted = loops().sums_of(q, p)
         self.upper, self.scale, self.factor = math.inf, 0.0, alive
         self.unit = drafted / mass if mass else math.nan
+
+
+class AheadRow(NodeRow):
+    """The row of a token that a policy raised to h_n looking ahead; q is scaled elsewhere.
+
+    Tokens of boxes keep their q (:class:`cactus_theory.optimum.look_ahead.LookAhead`).
+    """
+
+    def __init__(self, q: Row, token: int, raised: float, alive: float, boxes: Boxes) -> None:
+        self.q, self.token, self.raised_to, self.alive = q, token, raised, alive
+        self.boxes = boxes.of_row(q)
+        self.upper = self.scale = self.unit = alive
+
+    def _solve(self, threshold: float) -> None:
+        """Solve U, at the token, and A, what all others have of it."""
+        stays = [other for other in self.boxes[1].tolist() if other != self.token]
+        mass, kept = float(self.q.sum(dtype=np.float64)), float(self.q[stays].sum(dtype=np.float64))
+        if not mass > 0:  # a draw refuses it
+            return
+        q_n = float(self.q[self.token])
+        rest, free = mass - q_n - kept, 1 - self.raised_to - kept / mass
+        self.unit = self.alive / mass
+        self.upper = self.alive * self.raised_to / q_n if q_n >= LEAST else self.alive
+        self.scale = self.alive * free / rest if rest > 0 else 0.0
 
 
 class PricedRow(NodeRow):

@@ -118,9 +118,3 @@ class PathState:
     # h_n of the drafted token, float64, where the drafter was deterministic and the policy has
     # looked ahead (LookAhead), else None
     raised: Float[Tensor, "*batch"] | None = None
-
-    def at(self, rows: slice) -> "PathState":
-        """Return the path to some of R rows; ``raised`` is None there if all of it is NaN."""
-        if self.raised is None or bool(self.raised[rows].isnan().all()):
-            return PathState(self.alive[rows])
-        return PathState(self.alive[rows], self.raised[rows])

@@ -135,6 +135,13 @@ class Policy(ABC):
         """
         return None
 
+    def undrafted(self, q: Rows) -> Rows:
+        """Return the row that a token is drawn from where nothing was drafted: q.
+
+        That is a bonus token, or one of a round without a draft. It is charged like any other.
+        """
+        return q
+
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token, float64, by enumerating drafted tokens: O(V²)."""
         q, p = float64_rows(q, p)

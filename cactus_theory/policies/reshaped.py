@@ -106,6 +106,10 @@ class Tempered(FixedTarget):
             return normalised_or((q > 0).to(q.dtype), q)
         return scaled(q.log(), self.temperature).softmax(-1)
 
+    def undrafted(self, q: Rows) -> Rows:
+        """Return the same row."""
+        return self.target(q, q)
+
 
 @register("truncated")
 @dataclass(frozen=True)
@@ -137,3 +141,7 @@ class Truncated(FixedTarget):
             kept[..., self.top_k :] = False
         chosen = torch.zeros_like(kept).scatter(-1, order, kept)
         return normalised_or(torch.where(chosen, q, 0.0), q)
+
+    def undrafted(self, q: Rows) -> Rows:
+        """Return the same row."""
+        return self.target(q, q)

@@ -1,14 +1,15 @@
 """How likely the end of a text is under a policy's law, over the target: do answers get longer?"""
 
+import math
+
 import numpy as np
-import torch
 
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.node import nodes_of_rows, write_laws
 
 LOSSLESS = "speculative"
 # standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
@@ -33,11 +34,11 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
         if not batch.draft_token_ids.shape[1]:
             continue
         ids, q, p = batch.draft_token_ids[:, 0], batch.target_probs[:, 0], batch.draft_probs
-        start = PathState(q.new_ones(len(q)))
-        law = Chain().emitted(rule, q, one_hot(ids, q) if p is None else p[:, 0], start)
+        nodes = nodes_of_rows(Chain(), rule, q, one_hot(ids, q) if p is None else p[:, 0])
+        write_laws(node for node in nodes if node.solved is None)
         for end in trace.ends:
-            h_end = law.at(torch.full_like(ids, end)).sum()
-            sums[:, batch.text[0]] += float(h_end), float(q[:, end].sum())
+            h_end = math.fsum(node.h(end) for node in nodes)
+            sums[:, batch.text[0]] += h_end, float(q[:, end].sum())
     return ratio_of_sums(sums[0], sums[1], trace.fingerprint)
 
 

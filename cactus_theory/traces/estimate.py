@@ -125,11 +125,15 @@ class Replay:
     drafts: PerText
     drafted: PerText
 
-    def add(self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor]) -> None:
+    def add(
+        self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor],
+        undrafted: dict[str, Tensor],
+    ) -> None:  # fmt: skip
         """Add cycles, of longer drafts their first K tokens.
 
         ``text`` (B,) is whose they are; ``alive`` and ``going`` (B, K + 1) how probably so many
-        tokens are accepted, and whether the text goes on; ``spent`` (B, K) divergences of rows.
+        tokens are accepted, and whether the text goes on; ``spent`` (B, K) divergences of rows,
+        ``undrafted`` (B, K + 1) what they are charged where nothing was drafted, if anything.
         """
         where = text.numpy()
         alive, going = (part[:, : self.num_draft_tokens + 1] for part in (alive, going))
@@ -145,6 +149,8 @@ class Replay:
         for spec, values in spent.items():
             charged = torch.where(reached > 0, reached * values[:, :width], 0.0)
             np.add.at(self.spent[spec], where, charged.sum(-1).numpy())
+        for spec, values in undrafted.items():
+            np.add.at(self.spent[spec], where, (after[:, width] * values[:, width]).numpy())
 
     @cached_property
     def tokens_per_call(self) -> Estimate:

@@ -2,15 +2,16 @@ r"""Run a policy and a verifier on logged rows, all coins integrated out.
 
 Of a cycle with drafted tokens x_1..x_K let :math:`P_i` be the probability that at least i of
 them are accepted (``VerdictLaw.alive``) and h_i the emitted law at row i. Then a target call
-yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`; a bonus token
-from q costs nothing. Tokens after a drafted end-of-text token count for nothing. A call without a
-draft yields one token and spends nothing.
+yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)` and, for the bonus
+token, :math:`P_K D(h_K‖q_K)`: 0 where a policy leaves undrafted tokens to the target, as most do.
+Tokens after a drafted end-of-text token count for nothing. A call without a draft yields one token.
 
 Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
 verifier the numbers are consistent; for others they are what these would do at the same places,
 which is what makes them comparable, with paired errors far smaller than their own.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.policies import FixedTarget, Policy, read_policy
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import accept_probability, one_hot
+from cactus_theory.optimum.bands import divergences_of
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.trace import ENTRIES, Batch, Trace
+from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.node import ask_together, charge_nodes, node_of
 
 OnCycles = Callable[[int], Any]
+# who draws tokens that were not drafted
+UNDRAFTED = "policy", "target"
 
 
 def replay(
@@ -43,6 +47,7 @@ def replay(
     *,
     num_draft_tokens: int | None = None,
     divergences: Sequence[str | Divergence] = ("kl",),
+    undrafted: str = "policy",
     on_cycles: OnCycles = int,
 ) -> Replay:
     """Replay a policy and a verifier on logged cycles; exact, nothing is sampled.
@@ -54,6 +59,8 @@ def replay(
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
     divergences : which ones the meter adds up.
+    undrafted : who draws tokens that were not drafted: the ``policy``, or the ``target``, which
+        costs nothing (an engine that draws them itself, such as vLLM).
     on_cycles : called with how many cycles are done, now and then.
 
     Returns
@@ -84,7 +91,8 @@ def replay(
     """
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
     widths = [num_draft_tokens]
-    (one,) = replay_widths(trace, policy, verifier, widths, divergences, on_cycles).values()
+    given = trace, policy, verifier, widths, divergences, on_cycles, undrafted
+    (one,) = replay_widths(*given).values()
     return one
 
 
@@ -96,8 +104,10 @@ def replay_widths(
     widths: Sequence[int | None],
     divergences: Sequence[str | Divergence] = ("kl",),
     on_cycles: OnCycles = int,
+    undrafted: str = "policy",
 ) -> dict[int, Replay]:
     """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it."""
+    check.one_of("undrafted", undrafted, UNDRAFTED)
     checked = sorted({draft_width(trace, width) for width in widths})
     rule, verifier = read_policy(policy).at_ends(trace.ends), find_verifier(verifier)
     kinds = {kind.spec: kind for kind in map(read_divergence, divergences)}
@@ -108,8 +118,9 @@ def replay_widths(
         done = 0
         for batch in trace.batches(ENTRIES, together[-1]):
             law = batch_law(batch, rule, verifier, kinds, trace.ends)
+            free = _undrafted(rule, batch.target_probs, kinds) if undrafted == "policy" else {}
             for width in together:
-                replays[width].add(batch.text, *law)
+                replays[width].add(batch.text, *law, free)
             done += len(batch.text)
             on_cycles(done)
     return replays
@@ -138,7 +149,7 @@ def _begun(trace: Trace, names: tuple[str, str, int], kinds: Iterable[str]) -> R
 def draft_width(trace: Trace, width: int | None) -> int:
     """Return K, all that were logged for None; ValueError for more."""
     logged = trace.num_draft_tokens
-    if width is not None and whole_number("num_draft_tokens", width, 1) > logged:
+    if width is not None and check.whole_number("num_draft_tokens", width, 1) > logged:
         raise ValueError(f"num_draft_tokens: must be at most the {logged} logged; got {width}")
     return logged if width is None else width
 
@@ -153,16 +164,21 @@ def batch_law(
     """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
     ids, q = batch.draft_token_ids, batch.target_probs
     going, width = _going(ids, ends), ids.shape[1]
-    if not width:
-        return q.new_ones(going.shape), going, dict.fromkeys(kinds, q.new_zeros(ids.shape))
     draft = Draft(ids, [width] * len(ids), batch.draft_probs)
     if isinstance(verifier, Chain | Block):
         alive, spent = _followed(policy, verifier, q, draft, kinds)
-    else:
-        law = verifier.law(Assignment((policy,)), q, draft)
-        alive, rows = law.alive, (law.emitted[:, :width], q[:, :width])
-        spent = {spec: kind.value(*rows) for spec, kind in kinds.items()}
-    return alive, going, spent
+        return alive, going, spent
+    law = verifier.law(Assignment((policy,)), q, draft)
+    rows = law.emitted[:, :width], q[:, :width]
+    return law.alive, going, {spec: kind.value(*rows) for spec, kind in kinds.items()}
+
+
+def _undrafted(policy: Policy, q: Tensor, kinds: dict[str, Divergence]) -> dict[str, Tensor]:
+    """Return D(h‖q) (B, K + 1) of the tokens that a policy draws undrafted, if it does."""
+    if type(policy).undrafted is Policy.undrafted:
+        return {}
+    h = policy.undrafted(q)
+    return {spec: divergences_of(kind, h, q) for spec, kind in kinds.items()}
 
 
 def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
@@ -176,24 +192,26 @@ def _followed(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return ``alive`` (B, K + 1) and D(h_i‖q_i) (B, K).
 
-    A chain and a block need neither residuals nor rows for them: they are asked node by node.
+    A chain and a block need neither residuals nor rows for them: each node is asked once.
     """
-    ids, raised = draft.token_ids, verifier.raised_entries(policy, q, draft)
-    p = one_hot(ids, q) if draft.probs is None else draft.probs
-    alive = q.new_ones(len(ids), ids.shape[1] + 1, dtype=torch.float64)
+    ids, raised = draft.token_ids, None
+    if verifier.by_path:
+        raised = raised_entries(Assignment((policy,)), q, draft)
+    alive = q.new_zeros(len(ids), ids.shape[1] + 1, dtype=torch.float64)
+    alive[:, 0] = 1.0
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
-    for place, drafted in enumerate(ids.unbind(1)):
-        reached, rows = alive[:, place], (q[:, place], p[:, place])
-        path = PathState(reached, None if raised is None else raised[:, place])
-        emitted = verifier.emitted(policy, *rows, path)
+    for place in range(ids.shape[1]):
+        # what is never reached costs nothing
+        rows = [row for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0]
+        ahead = [math.nan] * len(ids) if raised is None else raised[:, place].tolist()
+        reached = alive[:, place].tolist() if verifier.by_path else [1.0] * len(ids)
+        nodes = [
+            node_of(verifier, policy, q, draft, row, place, reached[row], ahead[row])
+            for row in rows
+        ]
         for spec, kind in kinds.items():
-            spent[spec][:, place] = emitted.charges(kind).spent
-        if isinstance(verifier, Chain) and not isinstance(policy, FixedTarget):
-            alive[:, place + 1] = reached * policy.acceptance(*rows, drafted[:, None])[:, 0]
-            continue
-        p_n, h_n = rows[1].gather(-1, drafted[:, None])[:, 0].double(), emitted.at(drafted)
-        if isinstance(verifier, Chain):
-            alive[:, place + 1] = reached * accept_probability(h_n, p_n)
-        else:
-            alive[:, place + 1] = accept_probability(reached * h_n, p_n)
+            charge_nodes(nodes, kind)
+            spent[spec][rows, place] = alive.new_tensor([node.charge(kind).spent for node in nodes])
+        after = alive.new_tensor([node.next_alive for node in ask_together(nodes)])
+        alive[rows, place + 1] = after if verifier.by_path else alive[rows, place] * after
     return alive, spent

@@ -22,17 +22,17 @@ def block_on_device(
     p/P, a round trip for each of its steps.
     """
     ids = draft.token_ids
-    walk = Walk(assigned, target_probs, draft)
+    walk = Blocks(assigned, target_probs, draft)
     place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
     accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
     undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there
     last = torch.where(undecided, NO_TOKEN, last)
-    return Verdict(ids, accepted, last, None, None, alive, walk.raised)
+    return Verdict(ids, accepted, last, alive=alive, raised=walk.raised)
 
 
-class Walk:
+class Blocks:
     """Alive ratios, thresholds and laws of a batch of paths, node after node.
 
     ``alive`` (B, K + 1) is P, 0 beyond a row's drafted tokens, ``value`` (B, K + 1) what each coin
@@ -54,7 +54,7 @@ class Walk:
         self.raised = raised_entries(assigned, q, draft)
         for place in range(ids.shape[1]):
             self._step(place, counts)
-        self.last[batch, counts] = q[batch, counts]
+        self.last[batch, counts] = undrafted(assigned, q, counts).to(q.dtype)
         self.value[batch, counts] = self.alive[batch, counts]
         self.value[:, 0] = 1.0
 
@@ -89,7 +89,18 @@ def raised_entries(
     ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
     none = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
     found = [one.path(q[:, : ids.shape[1]], ids, counts) if one else none for one in ahead]
-    return by_choice(found, assigned.choice)
+    return by_choice(found, None if assigned.choice is None else assigned.choice[:, : ids.shape[1]])
+
+
+def undrafted(
+    assigned: Assignment, q: Targets, nodes: Int[Tensor, "batch"]
+) -> Float[Tensor, "batch vocab"]:
+    """Return the row by text that a token is drawn from where nothing was drafted."""
+    batch, choice = torch.arange(len(nodes), device=nodes.device), assigned.choice
+    laws = [policy.undrafted(q[batch, nodes]) for policy in assigned.policies]
+    if choice is not None:
+        choice = choice[batch, nodes.clamp(max=choice.shape[1] - 1)][:, None]
+    return by_choice(laws, choice)
 
 
 def by_choice(values: Sequence[Tensor | None], choice: Int[Tensor, "*#batch"] | None) -> Tensor:

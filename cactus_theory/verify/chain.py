@@ -1,27 +1,23 @@
 """Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
 
 On a CPU, where reading flags on the host is free, whole rows are read only where a coin asks
-(:mod:`cactus_theory.verify._on_cpu`).
+(:mod:`cactus_theory.verify.walk`).
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
-from cactus_theory.policies import Entrywise, FixedTarget, Policy
-from cactus_theory.policies._policy import accept_probability, one_hot
+from cactus_theory.policies import Entrywise, Policy
+from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import by_choice
-from cactus_theory.verify._on_cpu import Answers, Law
-from cactus_theory.verify._residual import Residual
-from cactus_theory.verify._runs import Place, Run, chains
+from cactus_theory.verify._dense import by_choice, undrafted
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
+from cactus_theory.verify.walk import Walk, chains
 
 
 @register_verifier("chain")
@@ -37,14 +33,12 @@ class Chain(Verifier):
     ) -> Verdict:
         """Return the verdict; whole rows are read only where a decision needs them."""
         ids = draft.token_ids
-        if not ids.shape[1]:
-            last = pick(target_probs[:, 0], draw)
-            return Verdict(ids, torch.zeros_like(last), last)
         if ids.is_cuda:
             return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))
-        law = Chains(assigned, target_probs, draft.probs, draft, *chains(draft, accept, draw))
-        law.judge()
-        return Verdict(ids, *law.accepted_and_last())
+        rows = target_probs, draft.probs, draft
+        walk = Walk(self, assigned, *rows, *chains(draft, accept, draw))
+        walk.forwards()
+        return Verdict(ids, *walk.accepted_and_last(), paths=walk.paths)
 
     def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
         """Return the exact law of the verdict: φ and g of every token."""
@@ -56,7 +50,8 @@ class Chain(Verifier):
         accepted = q.new_zeros(ids.shape)
         recovered, emitted = torch.zeros_like(q[:, :width]), torch.zeros_like(q[:, :width])
         for number, policy in enumerate(assigned.policies):
-            judged = on if assigned.choice is None else on & (assigned.choice == number)
+            choice = assigned.choice
+            judged = on if choice is None else on & (choice[:, :width] == number)
             rows = q[:, :width][judged], p[judged], ids[judged]
             accepted[judged] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
             recovered[judged] = policy.residual(*rows)
@@ -66,78 +61,8 @@ class Chain(Verifier):
         stop = alive * torch.cat([1 - accepted, start], -1)  # no token is accepted beyond the draft
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
-        last[batch, counts] = q[batch, counts]
+        last[batch, counts] = undrafted(assigned, q, counts)
         return VerdictLaw(stop, last, alive, emitted)
-
-
-class Chains(Law):
-    """The law of runs whose tokens are accepted one by one, up to the first rejection."""
-
-    def judge(self) -> None:
-        """Set the accepted count of each run, and the token after it."""
-        # entrywise policies by number, with their c
-        self.entrywise: dict[int, tuple[Entrywise, Tensor]] = {}
-        least = [self._least(number) for number in range(len(self.assigned.policies))]
-        for run, run.low in zip(self.runs, self.chosen(least).tolist(), strict=True):
-            run.alive = [1.0] * (run.count + 1)
-        waiting = self.runs
-        while waiting:
-            ends = []
-            for run in waiting:
-                place, coins, low = run.accepted, run.coins, run.low
-                # below this bound a coin is below φ; at others ``passing`` asks for φ, or solves h
-                while place < run.count and coins[place] < low[place]:
-                    place += 1
-                run.accepted = place
-                if place < run.count:
-                    ends.append((run, place))
-            waiting = self.passing(ends)
-            for run in waiting:
-                run.accepted += 1
-        for run in self.runs:
-            self.end(run)
-
-    def _least(self, number: int) -> Float[Tensor, "runs K"]:
-        """Return the least acceptance of each sampled token by entries: φ, of entrywise ones."""
-        policy = self.assigned.policies[number]
-        if isinstance(policy, Entrywise):
-            ceiling = policy.ceiling(self.q_n, self.p_n)
-            self.entrywise[number] = policy, ceiling
-            return accept_probability(ceiling, self.p_n)
-        low, high = policy.bounds(self.q_n, self.p_n)
-        # a row's sum may miss 1 and move a bound as far: close calls are the policy's
-        return low if high is low else low * (1 - 2 * ROW_SUM_TOLERANCE[self.q.dtype])
-
-    @cached_property
-    def scales(self) -> dict[int, list[list[float]]]:
-        """Return s of the residuals of entrywise policies, by policy number."""
-        return {
-            number: policy.scale(self.q_n, ceiling).tolist()
-            for number, (policy, ceiling) in self.entrywise.items()
-        }
-
-    def passing(self, places: Sequence[Place]) -> list[Run]:
-        """Return the runs whose coins pass where no bound answered; solve what the others leave."""
-        asked = []
-        for run, place in places:
-            number = self.number(run, place)
-            if number in self.entrywise:  # the bound was φ
-                scale = self.scales[number][run.number][place]
-                run.residuals[place] = Residual(*self.rows(run, place), scale)
-            else:
-                asked.append((run, place))
-        passed = self.exceeded(asked, [run.coins[place] for run, place in asked])
-        return [run for (run, _), on in zip(asked, passed, strict=True) if on]
-
-    def _ask(self, policy: Policy, places: Sequence[Place]) -> Answers:
-        """Ask a policy without a row h for φ, and for g of some tokens."""
-        if isinstance(policy, FixedTarget):
-            return super()._ask(policy, places)
-        q, p, ids = self._together(places)
-        return (
-            policy.acceptance(q, p, ids)[:, 0].tolist(),
-            lambda some: policy.residual(q[some], p[some], ids[some, 0]).detach().double(),
-        )
 
 
 def verify_chain(
@@ -193,8 +118,11 @@ def chain_on_device(
     assigned: Assignment, q: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
     """Return accepted counts and the token after them, both (B,), from one residual a row."""
-    ids, p, choice = draft.token_ids, draft.probs, assigned.choice
-    width = ids.shape[1]
+    ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
+    choice = None if assigned.choice is None else assigned.choice[:, :width]
+    if not width:
+        none = ids.new_zeros(len(ids))
+        return none, pick(undrafted(assigned, q, none), draw)
     lengths = torch.as_tensor(draft.counts, device=ids.device)
     q_n = q[:, :width].gather(-1, ids[..., None])[..., 0].double()
     p_n = torch.ones_like(q_n) if p is None else p.gather(-1, ids[..., None])[..., 0].double()
@@ -209,7 +137,8 @@ def chain_on_device(
     p_rows = one_hot(tokens, q_rows) if p is None else p[at]
     residuals = [policy.residual(q_rows, p_rows, tokens) for policy in assigned.policies]
     recovered = by_choice(residuals, None if choice is None else choice[at][:, None])
-    law = torch.where((accepted < lengths)[:, None], recovered, q[batch, accepted])
+    free = undrafted(assigned, q, accepted)
+    law = torch.where((accepted < lengths)[:, None], recovered, free.to(recovered.dtype))
     undecided = (accepted < lengths) & ~lawful[at]
     return accepted, torch.where(undecided, NO_TOKEN, pick(law, draw))
 

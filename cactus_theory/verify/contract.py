@@ -19,17 +19,19 @@ What a verifier may rely on:
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import zip_longest
 from typing import ClassVar, TypeVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify._emitted import Emitted, Rows
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
+from cactus_theory.verify.node import Node, node_of
+
+Rows = Float[Tensor, "rows vocab"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Verifier(ABC):
     ----------
     reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
         one drafted path can reach it for the same rows h.
+    by_path : class fact, whether the law at a node may depend on how it was reached, as in blocks.
     drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
 
     Examples
@@ -82,6 +85,7 @@ class Verifier(ABC):
 
     name: ClassVar[str]
     reaches_all_it_can: ClassVar[bool] = False
+    by_path: ClassVar[bool] = False
     drafts: ClassVar[tuple[str, ...]] = ("chain",)
 
     @property
@@ -112,23 +116,38 @@ class Verifier(ABC):
 
     def emitted(
         self, policy: Policy, target_probs: Rows, draft_probs: Rows, path: PathState
-    ) -> Emitted:
-        """Return the exact law of the next token at charged rows.
+    ) -> Float[Tensor, "rows vocab"]:
+        """Return the exact laws of the next token at nodes, float64, from rows that sum to 1.
 
-        ``path`` is how a verifier of blocks reached them; others ignore it.
+        ``path`` is how a verifier whose rows go ``by_path`` reached them.
         """
+        if self.by_path:
+            h = policy.target(target_probs, draft_probs, path)
+            assert h is not None  # check() has seen the policy
+            return h
+        return policy.emitted(target_probs, draft_probs)
 
-        def law(q: Tensor, p: Tensor, path: PathState) -> Tensor:
-            return policy.emitted(q, p)
+    @property
+    def emits_policy_rows(self) -> bool:
+        """Return whether the law at a node is the policy's own row there."""
+        return type(self).emitted is Verifier.emitted
 
-        start = PathState(torch.ones_like(path.alive))
-        return Emitted(policy, target_probs, draft_probs, start, law, of_policy=True)
+    def decide(
+        self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
+    ) -> Verdict:
+        """Return :meth:`verify` with the nodes where tokens were emitted, for meters and others."""
+        verdict = self.verify(assigned, target_probs, draft, accept, draw)
+        return self.followed(verdict, assigned, target_probs, draft)
 
-    def raised_entries(
-        self, policy: Policy, target_probs: Targets, draft: Draft
-    ) -> Float[Tensor, "batch K"] | None:
-        """Return ``raised`` of verdicts under one policy for every token: no coin enters."""
-        return None
+    def followed(
+        self, verdict: Verdict, assigned: Assignment, target_probs: Targets, draft: Draft
+    ) -> Verdict:
+        """Return a verdict with its paths: those of a verifier without any are made when read."""
+        if verdict.paths is not None:
+            return verdict
+        rows = range(len(verdict.last))
+        paths = [Followed(self, assigned, target_probs, draft, verdict, row) for row in rows]
+        return replace(verdict, paths=paths)
 
     def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
         """Return the exact law of the verdict, float64, from rows that sum to 1.
@@ -139,6 +158,35 @@ class Verifier(ABC):
             A verifier that cannot be enumerated.
         """
         raise NotImplementedError(f"verifier: {self.name} has no enumerated law")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The path of a text whose verifier has no nodes: they are made where somebody asks."""
+
+    verifier: Verifier
+    assigned: Assignment
+    target_probs: Targets
+    draft: Draft
+    verdict: Verdict
+    row: int
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes where the tokens were emitted, in order."""
+        row, verdict, accepted = self.row, self.verdict, int(self.verdict.num_accepted[self.row])
+        places = range(accepted)
+        if verdict.path is not None:
+            places = verdict.path[row, :accepted].tolist()
+        nodes = [0, *(place + 1 for place in places)]
+        return [self._node(*at) for at in zip_longest(nodes, places)]
+
+    def _node(self, node: int, accepted: int | None) -> Node:
+        if self.assigned.nodes is not None and (self.row, node) in self.assigned.nodes:
+            return self.assigned.nodes[self.row, node]
+        alive, raised = self.verdict.path_state(self.row, node)
+        rows = self.target_probs, self.draft, self.row, node
+        policy = self.assigned.policy(self.row, node)
+        return node_of(self.verifier, policy, *rows, alive, raised, accepted)
 
 
 VERIFIERS: Registry[Verifier] = Registry("verifier", Verifier, "a Verifier", "verifier")

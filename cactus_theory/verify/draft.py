@@ -3,7 +3,8 @@
 :mod:`~cactus_theory.verify.contract` says what a verifier makes of them.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import compress
@@ -13,10 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
-from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Policy
-from cactus_theory.policies._policy import one_hot
 
 # target rows of a round: those of the drafted tokens, and one for the bonus token
 Targets = Float[Tensor, "batch K1 vocab"]
@@ -71,6 +69,10 @@ class Draft:
         """Return the node that a drafted token of a row follows: its law is that node's."""
         return place if self.parents is None else int(self.parents[row, place]) + 1
 
+    def continues(self, row: int, place: int) -> bool:
+        """Return whether a path goes on through a token: P begins anew after deterministic ones."""
+        return self.sampled is None or self.flags[row][0][place]
+
     def path(self, row: int, place: int) -> list[int]:
         """Return the places of the drafted tokens from the settled text to ``place``."""
         path = [place]
@@ -85,6 +87,10 @@ class Draft:
             return [range(count) for count in self.lengths]
         pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
         return [nodes[:count] for nodes, count in pairs]
+
+    @cached_property
+    def _ids(self) -> list[list[int]]:
+        return self.token_ids.tolist()
 
     @cached_property
     def depths(self) -> list[list[int]]:
@@ -119,38 +125,22 @@ class Draft:
                 fixed[-1][node].append(token)
         return fixed
 
-    def offers(self, row: int, node: int, q: Float[Tensor, "vocab"]) -> Float[Tensor, "vocab"]:
-        """Return the selection law p° of a node whose law is declared; q is float64 and sums to 1.
+    def at(
+        self, row: int, node: int, accepted: int | None = None
+    ) -> tuple[Any, Any, Sequence[int]]:
+        """Return the row that a token was drawn from after a node, the token, and fixed ones.
 
-        It is what policies see as the draft's row: what is deterministic there and the row that is
-        sampled from beside it, whatever was drawn. The target's own where neither is.
+        The token is the accepted one after the node, else the first that follows it, of declared
+        trees the sampled one; None where there is none. The row is None where it was certain.
         """
-        law, fixed = None, self.fixed[row][node]
-        if node in compress(self.above[row], self.flags[row][0]):
-            assert self.probs is not None
-            law = normalised(self.probs[row, node])
-        if fixed:
-            sampled = None if law is None else law.cpu().numpy()
-            law = torch.from_numpy(offered(q.cpu().numpy(), sampled, fixed)).to(q.device)
-        return q if law is None else law
-
-    def rows(
-        self, row: int, nodes: Any, places: Any, q: Targets
-    ) -> tuple[Float[Tensor, "count vocab"], Float[Tensor, "count vocab"]]:
-        """Return the target and draft rows of one text at nodes.
-
-        ``places`` are the drafted tokens that follow them, of which a deterministic draft has
-        one-hot rows. Where the draft declares the laws of its nodes its row is their selection law.
-        """
-        target_rows = q[row, nodes]
+        after = (place for place, above in enumerate(self.above[row]) if above == node)
         if self.sampled is not None:
-            numbers = range(self.lengths[row])[nodes] if isinstance(nodes, slice) else nodes
-            q_rows = normalised(target_rows)
-            laws = [self.offers(row, node, own) for node, own in zip(numbers, q_rows, strict=True)]
-            return target_rows, torch.stack(laws) if laws else q_rows
-        if self.probs is None:
-            return target_rows, one_hot(self.token_ids[row, places], target_rows)
-        return target_rows, self.probs[row, nodes]
+            sampled, fixed = self.flags[row][0], self.fixed[row][node]
+            after = (place for place in after if sampled[place])
+        place = next(after, None) if self.sampled is not None or accepted is None else accepted
+        token = None if place is None else self._ids[row][place]
+        p = None if self.probs is None or place is None else self.probs[row, node]
+        return p, token, () if self.sampled is None else fixed
 
     def of_text(self, row: int) -> "Draft":
         """Return the draft of one text as a batch of 1."""
@@ -171,11 +161,11 @@ class Assignment:
     Attributes
     ----------
     policies : the different policies.
-    choice : (B, K) by node, index into ``policies`` of the one that judges the tokens after it
-        (in a chain: token i); None if one policy judges every token.
-    alive : (B, K) float64, the alive ratio P of the path to each node where a schedule has chosen
-        by P, NaN elsewhere; None where no schedule has. Rows are charged at this P: a verifier's
-        own P, in the rows' precision, differs by rounding.
+    choice : (B, K + 1) by node, index into ``policies`` of the one that judges the tokens after it
+        (in a chain: token i), and whose ``undrafted`` law is drawn from where none is; None if one
+        policy judges every token. The last entry of a shorter row stands for all that follow.
+    nodes : by row and node, the solved node that a schedule chose its policy by; a verifier follows
+        it and whoever charges the row asks it. None where no schedule has chosen so.
 
     Examples
     --------
@@ -186,12 +176,14 @@ class Assignment:
     """
 
     policies: tuple[Policy, ...]
-    choice: Int[Tensor, "batch K"] | None = None
-    alive: Float[Tensor, "batch K"] | None = None
+    choice: Int[Tensor, "batch nodes"] | None = None
+    nodes: Mapping[tuple[int, int], Any] | None = None
 
     def policy(self, row: int, node: int) -> Policy:
         """Return the policy that judges the tokens after a node of a row."""
-        return self.policies[0 if self.choice is None else int(self.choice[row, node])]
+        if self.choice is None:
+            return self.policies[0]
+        return self.policies[int(self.choice[row, min(node, self.choice.shape[1] - 1)])]
 
 
 @dataclass(frozen=True)
@@ -206,14 +198,14 @@ class Verdict:
         a row that decides it is no distribution (it has no mass, NaN or ∞).
     path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
         them; None where they are the first ones.
-    charged : for each row the nodes whose emitted divergence counts, in the order of the tokens
-        that were emitted there: those on the accepted path, and that of the rejection if there
-        was one. None where they are the first ones, as in a chain.
     alive : (B, K) float64, the probability ratio with which each row of the target was reached
         (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
         do not. Known at charged rows only.
     raised : (B, K) float64, h_n of the drafted tokens of deterministic drafts whose policy looked
         ahead, NaN where it did not; None if there are none.
+    paths : the path of each row through its draft, whose ``nodes()`` are those where its tokens
+        were emitted, in order; None of a verifier that leaves them to
+        :meth:`~cactus_theory.verify.contract.Verifier.decide`.
 
     Examples
     --------
@@ -230,9 +222,9 @@ class Verdict:
     num_accepted: Int[Tensor, "batch"]
     last: Int[Tensor, "batch"]
     path: Int[Tensor, "batch K"] | None = None
-    charged: Sequence[Any] | None = None
     alive: Float[Tensor, "batch K"] | None = None
     raised: Float[Tensor, "batch K"] | None = None
+    paths: Sequence[Any] | None = None
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
@@ -260,19 +252,20 @@ class Verdict:
         ends = zip(ids, self.num_accepted.tolist(), self.last.tolist(), strict=True)
         return [[*accepted[:count], token] for accepted, count, token in ends]
 
-    def charged_rows(self, row: int, tokens: int) -> Any:
-        """Return the index of a row's charged nodes, if the text took ``tokens`` tokens of it."""
-        return slice(0, tokens) if self.charged is None else self.charged[row][:tokens]
+    @cached_property
+    def _path_states(self) -> list[Any]:
+        states = self.alive, self.raised
+        return [None if state is None else state.tolist() for state in states]
 
+    def path_state(self, row: int, node: int) -> tuple[float, float]:
+        """Return P at a node, and h_n there where the policy looked ahead, else 1 and NaN."""
+        alive, raised = (
+            default if state is None or node >= len(state[row]) else state[row][node]
+            for state, default in zip(self._path_states, (1.0, math.nan), strict=True)
+        )
+        return alive, raised
 
-@dataclass(frozen=True)
-class Verified:
-    """A round of a batch with its verdict, for meters, schedules and counters.
-
-    Its memory is that of the round: it may be read until the next one, and kept as copies.
-    """
-
-    assigned: Assignment
-    target_probs: Targets
-    draft: Draft
-    verdict: Verdict
+    def nodes(self, row: int) -> list[Any]:
+        """Return the nodes where a row's tokens were emitted, in order."""
+        assert self.paths is not None  # of a round that was decided
+        return self.paths[row].nodes()

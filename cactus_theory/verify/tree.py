@@ -23,11 +23,11 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._runs import Descent, index_of
-from cactus_theory.verify.block import Block, Blocks
+from cactus_theory.verify.block import Block
 from cactus_theory.verify.contract import register_verifier
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import Coins, Generators
+from cactus_theory.verify.walk import Descent, Walk, index_of
 
 
 @register_verifier("tree")
@@ -62,33 +62,22 @@ class Tree(Block):
             assigned = replace(assigned, choice=assigned.choice.cpu())
         rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
         q, p = target_probs.cpu(), rows.cpu()
-        walks = [Descent(draft, row, ids) for row, ids in enumerate(draft.token_ids.tolist())]
-        coins, draws, walking = accept.tolist(), draws.tolist(), walks
+        texts = enumerate(zip(accept.tolist(), draws.tolist(), strict=True))
+        walks = [Descent(draft, row, *coins) for row, coins in texts]
+        walking = walks
         while walking:
-            runs = [walk.run(assigned, coins[walk.row], draws[walk.row]) for walk in walking]
-            Blocks(assigned, q, p, draft, runs, index_of(runs)).judge()
-            walking = [
-                walk
-                for walk, run in zip(walking, runs, strict=True)
-                if walk.go_on(run) and walk.go_freely(q, draws[walk.row])
-            ]
-        return _verdict(draft, walks, target_probs.device)
-
-
-def _verdict(draft: Draft, walks: Sequence[Descent], device: torch.device) -> Verdict:
-    width, ids = draft.token_ids.shape[1], draft.token_ids
-    # by row: the accepted places, their number and the last token
-    table, alive = np.full((len(walks), width + 2), -1), np.zeros((len(walks), width))
-    for row, walk in enumerate(walks):
-        table[row, : len(walk.path)] = walk.path
-        table[row, -2:] = len(walk.path), walk.last
-        for node, ratio in walk.charged.items():
-            alive[row, node] = ratio
-    tokens = torch.from_numpy(table).to(device)
-    ratios = torch.from_numpy(alive).to(device)
-    charged = [[*walk.charged] for walk in walks]
-    path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
-    return Verdict(ids, accepted, last, path, charged, ratios)
+            runs = [walk.run() for walk in walking]
+            Walk(self, assigned, q, p, draft, runs, index_of(runs)).backwards()
+            walking = [walk for walk in walking if walk.goes_on()]
+        # by row: the accepted places, their number and the last token
+        width = draft.token_ids.shape[1]
+        table = np.full((len(walks), width + 2), -1)
+        for row, walk in enumerate(walks):
+            table[row, : len(walk.path)] = walk.path
+            table[row, -2:] = len(walk.path), walk.last
+        tokens = torch.from_numpy(table).to(target_probs.device)
+        path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
+        return Verdict(draft.token_ids, accepted, last, path, paths=walks)
 
 
 def declared_tree(

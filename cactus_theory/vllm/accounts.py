@@ -18,16 +18,16 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from cactus_theory.decoding._meter import Meter
-from cactus_theory.decoding._verification import Rule, verified_rows
+from cactus_theory.decoding._verification import Rule
 from cactus_theory.decoding.ledger import Ledger
-from cactus_theory.verify.draft import Verified
+from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import LOG, Grant, Settings
 
 End = tuple[str | None, int | None]  # why an answer has ended and its tokens; None: not told
@@ -45,34 +45,29 @@ class Request:
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
         policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
-        self.followed, self.verifier = Rule(policy, ()), settings.verifier
+        self.followed = Rule(policy, ())
         self.meter: Meter | None = None
         if settings.readings:
-            self.meter = Meter(self.followed.policies, verifier=settings.verifier)
+            self.meter = Meter()
         self.drafted = self.accepted = self.emitted = 0
         self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0
 
-    def book(self, verified: Verified, place: int) -> tuple[int, float]:
-        """Enter the charges of a round, at row ``place`` of the verified batch.
+    def book(self, nodes: Sequence[Node], emitted: int) -> tuple[int, float]:
+        """Enter the charges of the nodes of a round that a policy decided, of ``emitted`` tokens.
 
         Return the rows that were measured and what they add up to.
         """
-        count, accepted = verified.draft.lengths[place], int(verified.verdict.num_accepted[place])
-        if not count:
+        if not nodes:
             return 0, 0.0
-        charged = slice(0, min(accepted + 1, count))
-        rows = verified_rows(place, charged, verified, self.verifier)
-        self.followed.observe(rows)
-        self.followed.advance([0] * (accepted + 1))
+        self.followed.observe(nodes)
+        self.followed.advance([0] * emitted)
         if self.meter is None:
             return 0, 0.0
-        before = self.meter.sums()
-        judges = [self.followed.policies.index(policy) for policy in rows.policies]
-        choice = rows.draft_token_ids.new_tensor(judges)
-        self.meter.add(rows.target_probs, rows.draft_probs, choice, rows.path)
+        rows, spent = self.meter.sums()
+        self.meter.add(nodes)
         after = self.meter.sums()  # rows of a step are not kept
-        return after[0] - before[0], after[1] - before[1]
+        return after[0] - rows, after[1] - spent
 
     def step(self, drafted: int, accepted: int) -> None:
         """Count a step: a round, or a token without a draft, which an account is credited with."""

@@ -30,7 +30,6 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify._checks import assignment
-from cactus_theory.verify.draft import Verified
 from cactus_theory.verify.draw import Coins
 
 PLACEHOLDER = -1
@@ -137,8 +136,8 @@ def verify_flat(
     batch: FlatBatch,
     coins: Coins | None = None,
     assigned: Assignment | None = None,
-) -> tuple[Int[Tensor, "batch width1"], Verified | None]:
-    """Return (B, width + 1) int32 padded with −1, and what was verified (None: nothing was).
+) -> tuple[Int[Tensor, "batch width1"], Verdict | None]:
+    """Return (B, width + 1) int32 padded with −1, and the verdict (None: nothing was verified).
 
     ``policies`` has one policy for all requests or one for each; ``assigned``, of the requests
     with drafts, replaces them token by token, and ``coins`` ((R, K), (R,)) in [0, 1), R the
@@ -153,13 +152,13 @@ def verify_flat(
     if assigned is None:
         row_policies = [policies[row] for row in batch.drafted] if len(policies) > 1 else policies
         assigned = assignment(row_policies, ids)
-    verdict = verifier.verify(assigned, batch.target_rows, draft, *(coins or toss(batch)))
+    verdict = verifier.decide(assigned, batch.target_rows, draft, *(coins or toss(batch)))
     rows = _with_bonus(batch, verdict, lengths)
     if batch.greedy is not None:
         rows = _with_greedy(batch, rows, ids)
     at = torch.tensor(batch.drafted, device=output.device)
     output[at, : rows.shape[1]] = rows.int()
-    return output, Verified(assigned, batch.target_rows, draft, verdict)
+    return output, verdict
 
 
 def toss(batch: FlatBatch) -> Coins:

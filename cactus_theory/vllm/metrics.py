@@ -22,9 +22,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from cactus_theory.decoding._meter import Meter
-from cactus_theory.decoding._verification import path_to, rows_at
 from cactus_theory.policies import Policy
-from cactus_theory.verify.draft import Verified
+from cactus_theory.verify.draft import Draft, Verdict
+from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import Settings
 
 # bounds of a histogram, nats of an answer: price 2 spends about 0.02 a token on the shipped pair
@@ -59,22 +59,22 @@ class Tally:
             lambda: dict.fromkeys(("verified_rows", *TOKENS), 0)
         )
         self.positions: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.meters: dict[str, dict[str, Meter]] = {}
+        self.meters: dict[str, Meter] = {}
         self.closed: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         self.answers: list[tuple[str, float]] = []
         self.chance = random.Random(seed)  # which rows are measured; no token depends on it
         self.skip = self._gap()
 
-    def add(self, verified: Verified, admitted: Sequence[Policy]) -> None:
-        """Count a call, and hand rows that are chosen to the meter.
+    def add(self, draft: Draft, verdict: Verdict, admitted: Sequence[Policy]) -> None:
+        """Count a call, and hand nodes that are chosen to the meter.
 
         ``admitted`` has for each row of the call the policy of its request, which under a cap is
         not the one that judged every token.
         """
-        accepted = verified.verdict.num_accepted.tolist()
+        accepted = verdict.num_accepted.tolist()
         different = {id(policy): policy for policy in admitted}  # a spec takes a while to make
         labels = {key: policy.spec for key, policy in different.items()}
-        rows = zip(admitted, verified.draft.lengths, accepted, strict=True)
+        rows = zip(admitted, draft.lengths, accepted, strict=True)
         for row, (policy, drafted, kept) in enumerate(rows):
             if not drafted:
                 continue
@@ -93,7 +93,7 @@ class Tally:
             if self.settings.readings:  # requests have meters of their own
                 continue
             if self.skip < charged and self.settings.meter:
-                self._measure(label, verified, row, charged)
+                self._measure(label, verdict.nodes(row)[:charged])
             self.skip -= charged
 
     def add_undrafted(self, admitted: Policy) -> None:
@@ -109,8 +109,8 @@ class Tally:
 
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
-        sums = [meter.sums() for meter in self.meters.get(label, {}).values()]
-        measured, spent = map(sum, zip(self.closed[label], *sums, strict=True))
+        rows, nats = self.meters[label].sums() if label in self.meters else (0, 0.0)
+        measured, spent = self.closed[label][0] + rows, self.closed[label][1] + nats
         meter = {"measured_rows": measured, "emitted_divergence_nats": spent * self.settings.meter}
         return {**self.counts[label], **meter}
 
@@ -122,17 +122,10 @@ class Tally:
             for label, totals in every.items()
         )
 
-    def _measure(self, label: str, verified: Verified, row: int, charged: int) -> None:
-        """Give the meter those of a request's charged rows that chance has picked."""
-        while self.skip < charged:
-            place = slice(self.skip, self.skip + 1)
-            q, p = rows_at(row, place, verified)
-            policy = verified.assigned.policy(row, self.skip)
-            # one meter a label, under a cap one for each of its prices
-            meters = self.meters.setdefault(label, {})
-            if policy.spec not in meters:
-                meters[policy.spec] = Meter((policy,), verifier=self.settings.verifier)
-            meters[policy.spec].add(q, p, None, path_to(row, place, verified))
+    def _measure(self, label: str, nodes: Sequence[Node]) -> None:
+        """Give the meter those of a request's nodes that chance has picked."""
+        while self.skip < len(nodes):
+            self.meters.setdefault(label, Meter()).add([nodes[self.skip]])
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:

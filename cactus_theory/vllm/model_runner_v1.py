@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._verification import assigned, policies_of
-from cactus_theory.verify.draft import Verified
+from cactus_theory.verify.draft import Verdict
 from cactus_theory.vllm.accounts import End, Request
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
@@ -101,10 +101,11 @@ class Hook:
         if not target_logits.is_cuda and batch.has_nan:
             self.warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
-        output, verified = self._decide(batch, requests)
-        self._count(requests, _judged(batch, verified), output, batch.greedy)
-        if verified is not None and requests and self.counts_here:
-            self.tally.add(verified, [requests[row].policy for row in batch.drafted])
+        output, verdict = self._decide(batch, requests)
+        self._count(requests, _judged(batch, verdict), output, batch.greedy)
+        if verdict is not None and requests and self.counts_here:
+            policies = [requests[row].policy for row in batch.drafted]
+            self.tally.add(batch.draft, verdict, policies)
             if self.reporter is not None:
                 self.reporter.step()
         return output
@@ -163,7 +164,7 @@ class Hook:
             request = self.requests[name] = Request(params, granted, self.settings)
         return request
 
-    def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verified | None]:
+    def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verdict | None]:
         """Return the emitted tokens; policies of requests that raise are replaced for the step."""
         policies = [request.policy for request in requests] or [self.settings.policy]
         if all(policy is policies[0] for policy in policies):
@@ -175,17 +176,20 @@ class Hook:
             if booked and followed:
                 told = batch.target_rows, batch.draft, self.settings.verifier
                 judges = assigned(followed, policies_of(followed), *told)
-            output, verified = verify_flat(self.settings.verifier, policies, batch, None, judges)
+            output, verdict = verify_flat(self.settings.verifier, policies, batch, None, judges)
         except Exception as error:
             if all(policy is self.settings.policy for policy in policies):
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self.warn_once(f"{message}; drafts of this step are judged without loss")
             return verify_flat(self.settings.verifier, [self.settings.lossless], replace(batch))
-        if booked and verified is not None:
+        if booked and verdict is not None:
             for place, row in enumerate(batch.drafted):
-                self.tally.take(requests[row].policy, *requests[row].book(verified, place))
-        return output, verified
+                emitted = int(verdict.num_accepted[place]) + 1
+                # the engine draws what follows a whole draft
+                nodes = verdict.nodes(place)[: min(emitted, batch.draft.lengths[place])]
+                self.tally.take(requests[row].policy, *requests[row].book(nodes, emitted))
+        return output, verdict
 
     def _draft_rows(
         self, draft_probs: Tensor | None, counts: list[int]
@@ -215,9 +219,9 @@ class Hook:
             self.warn(f"cactus-theory: {text}")
 
 
-def _judged(batch: FlatBatch, verified: Verified | None) -> list[int]:
+def _judged(batch: FlatBatch, verdict: Verdict | None) -> list[int]:
     """Return the drafted tokens of each request; unknown ones and placeholders are none."""
-    lengths = () if verified is None else verified.draft.lengths
+    lengths = () if verdict is None else batch.draft.lengths
     judged, greedy = dict(zip(batch.drafted, lengths, strict=True)), batch.greedy
     return [count if greedy and greedy[row] else int(judged.get(row, 0))
             for row, count in enumerate(batch.counts)]  # fmt: skip

@@ -9,6 +9,8 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
+from cactus_theory.verify import find_verifier
+from cactus_theory.verify.node import nodes_of_rows
 
 from .theory import clocked
 from .turns import rows
@@ -123,6 +125,4 @@ def _jobs(
 
 
 def _metered(policy: ct.Policy, q: Tensor, p: Tensor) -> None:
-    meter = Meter((policy,))
-    meter.add(q, p, None)
-    meter.sums()
+    Meter().add(nodes_of_rows(find_verifier("chain"), policy, q, p))

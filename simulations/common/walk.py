@@ -19,10 +19,9 @@ from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick
+from cactus_theory.verify.node import Node, nodes_of_rows, write_laws
 
 from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
 from .journal import Journal
@@ -31,12 +30,12 @@ Rows = Float[Tensor, "texts vocab"]
 
 
 class Step(NamedTuple):
-    """A token of every open text, with its number, rows of target and draft, and the law."""
+    """A token of every open text, with its number, rows of target and draft, and the laws."""
 
     texts: list[int]
     q: Rows
     p: Rows
-    law: Emitted
+    laws: list[Node]
     tokens: Int[Tensor, "texts"]
 
 
@@ -59,19 +58,21 @@ def walked(
     size = pair.target.config.vocab_size
     while texts.batch:
         q, p = (_next_rows(model, texts, size) for model in models)
-        law = law_of(policy, q, p)
+        laws = laws_of(policy, q, p)
         coins = torch.rand(len(q), dtype=torch.float64, generator=generator)
-        tokens = pick(law.laws, coins.to(q.device))
-        yield Step(list(texts.numbers), q, p, law, tokens)
+        tokens = pick(torch.stack([node.law for node in laws]), coins.to(q.device))
+        yield Step(list(texts.numbers), q, p, laws, tokens)
         texts.settle(tokens[:, None].tolist(), tokens)
         still = [row for row in range(texts.batch) if texts.room(row)]
         for part in (texts, *models) if len(still) < texts.batch else ():
             part.keep(still)
 
 
-def law_of(policy: Policy, q: Rows, p: Rows) -> Emitted:
-    """Return the law that a chain emits at rows."""
-    return Chain().emitted(policy, q, p, PathState(q.new_ones(len(q), dtype=torch.float64)))
+def laws_of(policy: Policy, q: Rows, p: Rows) -> list[Node]:
+    """Return the nodes where a chain emits a token at rows, with their laws."""
+    nodes = nodes_of_rows(Chain(), policy, q, p)
+    write_laws(node for node in nodes if node.solved is None)
+    return nodes
 
 
 def _next_rows(model: CachedModel, texts: Texts, size: int) -> Rows:

@@ -14,6 +14,8 @@ import os, sys, threading, numpy as np, torch
 import cactus_theory as ct
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._meter import Meter
+from cactus_theory.verify import Chain
+from cactus_theory.verify.node import nodes_of_rows
 
 VOCAB = 40_000  # more than torch leaves to one thread
 
@@ -41,9 +43,7 @@ jobs = {
 
 
 def metered(rule):
-    meter = Meter((rule,))
-    meter.add(q, p, None)
-    meter.sums()
+    Meter().add(nodes_of_rows(Chain(), rule, q, p))
 
 
 for rule in rules:

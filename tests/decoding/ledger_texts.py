@@ -7,8 +7,6 @@ import numpy as np
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding.result import VerifiedRows
-from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 
@@ -60,13 +58,14 @@ def texts_of(pair, schedule, length, width, verifier="chain", deterministic=Fals
             ids, states = torch.tensor([tokens], dtype=torch.int64), [start, *tokens]
             q, p = pair.target[states], pair.draft[states[:here]]
             draft = Draft(ids.reshape(1, here), [here], None if deterministic else p[None])
-            choice, alive = schedule.choose_by_nodes(state, q[None], draft, judge)
+            choice, nodes = schedule.choose_by_nodes(state, q[None], draft, judge)
             assigned = Assignment(schedule.policies, choice[None])
             stop, last, paid = torch.ones(1), q, spent
             if here:
                 law = judge.law(assigned, q[None], draft)
                 stop, last = law.stop[0], law.last[0]
-                if alive is not None and verifier == "block":
+                if nodes and verifier == "block":
+                    alive = q.new_tensor([nodes[place].alive for place in range(here)])
                     assert torch.allclose(alive, law.alive[0, :here], rtol=0, atol=EXACT)
             for kept in range(here + 1):
                 if kept < here:
@@ -79,21 +78,12 @@ def texts_of(pair, schedule, length, width, verifier="chain", deterministic=Fals
                 reached = mass * chance * float(stop[kept])
                 if reached <= 0:
                     continue
-                rows = _verified(schedule, judge, draft, q, p, choice, min(kept + 1, here))
+                judged = [nodes[place] for place in range(kept + 1)] if nodes else []
                 for token in np.flatnonzero(last[kept].numpy() > 0).tolist():
                     new = [*tokens[:kept], token]
-                    after = schedule.advance(schedule.observe(state, rows), new)
+                    after = schedule.advance(schedule.observe(state, judged), new)
                     begun.append(((*text, *new), after, reached * float(last[kept][token]), paid))
     return found
-
-
-def _verified(schedule, judge, draft, q, p, choice, count):
-    """Return the rows of a round as a ledger books them: by their tokens."""
-    policies = tuple(schedule.policies[number] for number in choice[:count].tolist())
-    accepted = torch.ones(count).bool()
-    path = PathState(torch.ones(count).double())
-    ids = draft.token_ids[0, :count]
-    return VerifiedRows(q[:count], p[:count], ids, accepted, policies, judge, path)
 
 
 def target_of(pair, length):

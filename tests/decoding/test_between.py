@@ -1,5 +1,8 @@
 """A policy between markers: where it starts and ends, and that nothing is spent outside."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +15,8 @@ from cactus_theory.decoding import (
     Siblings,
     generate,
 )
-from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.verify import Chain
+from cactus_theory.verify.node import Node
 from tests.amounts import amount, some
 from tests.decoding.test_ragged import padded, prompts
 from tests.kits.schedules import assert_schedule_properties
@@ -135,11 +138,13 @@ class Taking(Schedule):
     def choose(self, state, drafted):
         return (state + torch.arange(len(drafted))) % len(self.policies)
 
-    def observe(self, state, rows):
-        expected = self.choose(state, rows.draft_token_ids).tolist()
-        assert rows.policies == tuple(self.policies[number] for number in expected)
-        self.taken += rows.policies
-        self.spent += float(rows.charges.sum())
+    def observe(self, state, nodes):
+        judged = [node for node in nodes if node.drafted]
+        expected = self.choose(state, torch.arange(len(judged))).tolist()
+        policies = tuple(node.policy for node in judged)
+        assert policies == tuple(self.policies[number] for number in expected)
+        self.taken += policies
+        self.spent += math.fsum(node.charge().spent for node in nodes)
         return state
 
 
@@ -168,15 +173,16 @@ def test_a_schedule_is_told_what_the_meter_charges(tiny, verifier, specs, drafts
     assert schedule.spent == pytest.approx(
         found.reading.emitted_divergence, rel=1e-6
     )  # rows are float32
-    assert float(found.rows.charges.sum()) == pytest.approx(
-        found.reading.emitted_divergence, rel=1e-6
+    assert math.fsum(node.charge().spent for node in found.rows) == pytest.approx(
+        found.reading.emitted_divergence, rel=1e-12
     )
 
 
 def test_charges_are_those_of_rows_that_sum_to_one():
     """Rows of half precision miss 1 by some thousandths: they are divided by their sums."""
-    q, p = torch.tensor([[0.2, 0.3, 0.5]]).double(), torch.tensor([[0.6, 0.3, 0.1]]).double()
-    of = torch.tensor([0]), torch.tensor([True]), (ct.policy("band:price=1"),), Chain()
-    exact = VerifiedRows(q, p, *of).charges
-    assert float(exact) > 0.01
-    assert torch.allclose(VerifiedRows(q * 1.002, p * 0.997, *of).charges, exact, rtol=1e-12)
+    q, p = np.array([0.2, 0.3, 0.5]), np.array([0.6, 0.3, 0.1])
+    band = Chain(), ct.policy("band:price=1")
+    exact, near = (
+        Node(*band, *rows, 0).charge().spent for rows in ((q, p), (q * 1.002, p * 0.997))
+    )
+    assert exact > 0.01 and near == pytest.approx(exact, rel=1e-12)

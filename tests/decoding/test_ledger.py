@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import cactus_theory as ct
+from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding import (
     Between,
     ByPosition,
@@ -20,9 +21,9 @@ from cactus_theory.decoding import (
     Siblings,
     generate,
 )
-from cactus_theory.decoding._verification import verified_rows
+from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.contract import find_verifier
-from cactus_theory.verify.draft import Assignment, Draft, Verified
+from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import amount, some
 from tests.decoding.ledger_texts import EXACT, target_of, texts_of
 from tests.decoding.test_ragged import padded, prompts
@@ -177,9 +178,10 @@ def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministi
         for tokens, chance, q, p in a_round(3, width, seed, deterministic):
             draft = Draft(torch.tensor([tokens]), [width], None if deterministic else p[None])
             state = replace(ledger.begin(()), emitted=3, spent=0.1 * (seed % 3))
-            choice, alive = ledger.choose_by_nodes(state, q[None], draft, judge)
+            choice, nodes = ledger.choose_by_nodes(state, q[None], draft, judge)
             law = judge.law(Assignment(ledger.policies, choice[None]), q[None], draft)
             if verifier == "block":
+                alive = q.new_tensor([nodes[place].alive for place in range(width)])
                 assert torch.allclose(alive, law.alive[0, :width], rtol=0, atol=EXACT)
             spent = state.spent
             for place in range(width):
@@ -191,7 +193,7 @@ def test_a_token_has_the_law_that_it_is_charged_for(spec, verifier, deterministi
                 emitted[above] += chance * float(law.stop[0, place]) * law.last[0, place]
                 emitted[above] += chance * float(law.stop[0, place + 1 :].sum()) * token
                 charge = float(KL.value(h, q[place]))
-                assert state.offered[above] == pytest.approx(charge, abs=EXACT)
+                assert nodes[place].charge().spent == pytest.approx(charge, abs=EXACT)
                 spent += charge
                 assert spent <= cap * (4 + place)
         for above, mass in reached.items():
@@ -208,22 +210,23 @@ def test_below_a_deterministic_token_it_charges_what_the_walk_emits(spec):
     parts = ids, p[:, :4], parents, ids != 1, ids == 1
     ledger, judge = Ledger(spec, 0.3, burst=0.2), find_verifier("tree")
     state = ledger.begin(())
-    choice, alive = ledger.choose_by_nodes(state, q, Draft(ids, [4], *parts[1:]), judge)
-    assert alive[1] < 1 and alive[2] == 1
+    choice, nodes = ledger.choose_by_nodes(state, q, Draft(ids, [4], *parts[1:]), judge)
+    assert nodes[1].alive < 1 and nodes[2].alive == 1
     tokens, *rest = (part.expand(64, *part.shape[1:]) for part in parts)
     coins = torch.from_numpy(np.random.default_rng(0).random((64, 8))).split(4, 1)
     given = q.expand(64, -1, -1), Draft(tokens, [4] * 64, *rest)
     assigned = Assignment(ledger.policies, choice.expand(64, -1))  # charged by the walk's own P
-    judged = Verified(assigned, *given, judge.verify(assigned, *given, *coins))
-    for row, nodes in enumerate(judged.verdict.charged):
-        seen = verified_rows(row, nodes, judged, judge)
-        for place, policy in enumerate(seen.policies):
-            at = slice(place, place + 1)
-            rows = seen.target_probs[at], seen.draft_probs[at]
-            law = judge.emitted(policy, *rows, seen.path.at(at))
-            charge = float(KL.value(law.laws, rows[0]))
-            assert state.offered[(0, 1)[:place]] == pytest.approx(charge, abs=EXACT)
-    assert [0, 1, 2] in judged.verdict.charged
+    verdict, lengths = judge.decide(assigned, *given, *coins), set()
+    for row in range(64):
+        walked = [0, *(int(place) + 1 for place in verdict.path[row] if place >= 0)]
+        for number, node in zip(walked, verdict.nodes(row), strict=True):
+            law = judge.emitted(node.policy, *(
+                normalised(torch.from_numpy(own))[None] for own in (node.q, node.offers)
+            ), PathState(q.new_tensor([node.alive])))  # fmt: skip
+            charge = float(KL.value(law, q[:1, number])) if node.drafted else 0.0
+            assert nodes[number].charge().spent == pytest.approx(charge, abs=EXACT)
+        lengths.add(len(walked))
+    assert max(lengths) >= 3
 
 
 @pytest.mark.parametrize("parents", [None, torch.tensor([[-1, 0, 1]])])
@@ -233,20 +236,20 @@ def test_a_deterministic_tree_as_wide_as_its_batch_is_judged_by_a_ledger(parents
     draft = Draft(torch.tensor([[0, 1, 2]]), [3], None, parents, torch.zeros(1, 3).bool())
     ledger, judge = Ledger("band:price=0.3", 0.3), find_verifier("tree")
     state = ledger.begin(())
-    choice, alive = ledger.choose_by_nodes(state, q, draft, judge)
+    choice, nodes = ledger.choose_by_nodes(state, q, draft, judge)
     coins = torch.zeros(1, 3).double(), torch.zeros(1, 4).double()
-    judge.verify(Assignment(ledger.policies, choice[None], alive[None]), q, draft, *coins)
+    judge.verify(Assignment(ledger.policies, choice[None]), q, draft, *coins)
     odds = 0.4 / 0.6 * math.exp(1 / ledger.policies[int(choice[0])].price)
     h_n = odds / (1 + odds)  # token 0 rises, the others fall as q does
     charge = h_n * math.log(h_n / 0.4) + (1 - h_n) * math.log((1 - h_n) / 0.6)
-    assert state.offered[()] == pytest.approx(charge, abs=EXACT) and charge > 0.01
+    assert nodes[0].charge().spent == pytest.approx(charge, abs=EXACT) and charge > 0.01
 
 
 class Books(Ledger):
     """Remembers what every text has spent, round by round."""
 
-    def observe(self, state, rows):
-        state = super().observe(state, rows)
+    def observe(self, state, nodes):
+        state = super().observe(state, nodes)
         self.spent.append(state.spent)
         return state
 

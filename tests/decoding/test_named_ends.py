@@ -21,7 +21,7 @@ REFUSED = "hold: eos stands for the ends of a model's texts, and none are known 
 
 
 def judged(result):
-    return {one.spec for one in result.rows.policies}
+    return {node.policy.spec for node in result.rows}
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_one_object_decodes_with_a_draft_and_without(tiny):
     same = generate(*tiny, IDS, max_new_tokens=6, seed=3)
     assert drafted.output_token_ids.equal(same.output_token_ids)
     plain = decode(tiny[0], None, IDS, options)
-    assert plain.reading.emitted_divergence is plain.rows is plain.log_probs is None
+    assert plain.reading.emitted_divergence is plain.log_probs is None and plain.rows == ()
     assert plain.target_calls == 6
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.base.arguments import normalised
 from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate, rounds
 from cactus_theory.decoding.models import cache_check, projections
 from cactus_theory.decoding.readings import Reading
@@ -107,24 +108,22 @@ def test_a_seed_fixes_everything_and_global_state_is_left_alone(tiny):
 )
 def test_the_meter_equals_a_recomputation(tiny, spec, kind):
     result = run(tiny, spec, new=40, record_rows=True, seed=2, meter=kind)
-    rows, meter = result.rows, result.reading
-    rule = read_policy(spec)
-    spent = read_divergence(kind).value(
-        emitted_law(rule, rows.target_probs, rows.draft_probs), rows.target_probs
+    meter, rule = result.reading, read_policy(spec)
+    q, p = (
+        normalised(torch.stack([torch.from_numpy(getattr(node, name)) for node in result.rows]))
+        for name in ("q", "offers")
     )
-    assert meter.rows == len(rows.draft_token_ids) > 10
+    spent = read_divergence(kind).value(emitted_law(rule, q, p), q)
+    assert meter.rows == len(result.rows) > 10
     assert meter.emitted_divergence == pytest.approx(float(spent.sum()), abs=1e-12)
     assert meter.emitted_divergence_per_row == pytest.approx(float(spent.mean()), abs=1e-12)
     assert meter.emitted_divergence_per_token == pytest.approx(float(spent.sum()) / 40, abs=1e-12)
     assert meter.largest_row_divergence == pytest.approx(float(spent.max()), abs=1e-12)
-    kept = rows.draft_probs * rule.acceptance_row(rows.target_probs, rows.draft_probs)
+    kept = p * rule.acceptance_row(q, p)
     assert meter.expected_accepted == pytest.approx(float(kept.sum()), abs=1e-12)
-    law = emitted_law(rule, rows.target_probs, rows.draft_probs)
-    assert meter.raised_off_head == pytest.approx(
-        float(raised_off_head(law, rows.target_probs).sum()), abs=1e-12
-    )
-    assert meter.num_accepted_tokens == int(rows.accepted.sum()) == result.num_accepted
-    assert meter.num_accepted_tokens > 3
+    beyond = raised_off_head(emitted_law(rule, q, p), q)
+    assert meter.raised_off_head == pytest.approx(float(beyond.sum()), abs=1e-12)
+    assert meter.num_accepted_tokens == result.num_accepted > 3
     assert (meter.emitted_divergence > 0.01) == (spec != "speculative")
     assert f"emitted_{kind}_per_token" in result.statistics()
 

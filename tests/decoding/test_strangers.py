@@ -72,8 +72,9 @@ class Curious(Schedule):
     def choose(self, state, drafted):
         raise AssertionError("choose_by_rows is there")
 
-    def observe(self, state, rows):
-        self.spoiled(rows)
+    def observe(self, state, nodes):
+        for node in nodes:
+            self.spoiled(*(torch.from_numpy(row) for row in (node.q, node.p) if row is not None))
         return state
 
 

@@ -19,7 +19,7 @@ from cactus_theory.policies import Entrywise
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft
-from cactus_theory.verify._dense import Walk
+from cactus_theory.verify._dense import Blocks
 from cactus_theory.verify.draw import pick
 
 # a sum of float32 probabilities over up to 151,936 tokens, relative to 1
@@ -226,7 +226,7 @@ def _band_scales(rule: Band, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
 
 def _block(rule: ct.Policy, rows: Rows, coins: Tensor) -> Expected:
     width = rows.ids.shape[1]
-    walk = Walk(Assignment((rule,)), rows.q, Draft(rows.ids, rows.lengths, rows.p))
+    walk = Blocks(Assignment((rule,)), rows.q, Draft(rows.ids, rows.lengths, rows.p))
     node = torch.arange(1, width + 1, device=coins.device)
     passed = (coins < walk.value[:, 1:]) & (node <= rows.lengths[:, None])
     lower, unsure = _scales(rule, rows.q[:, :width], rows)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding.result import VerifiedRows
 from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.policies import Policy
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Draft
+from cactus_theory.verify.node import Node
 
 WIDTH = 6  # drafted tokens of a round
 ROUNDS = 4  # rounds of a text
@@ -35,18 +35,18 @@ class _Round:
         q, p = logits.softmax(-1)
         drafted = torch.randint(0, vocabulary, (WIDTH,), generator=source)
         accepted = int(torch.randint(0, WIDTH + 1, (1,), generator=source))
-        return cls(drafted, q[:WIDTH], p[:WIDTH], accepted)
+        return cls(drafted, q, p[:WIDTH], accepted)
 
     @property
     def new_ids(self) -> list[int]:
         return [*self.drafted[: self.accepted].tolist(), int(self.target_probs[-1].argmax())]
 
-    def verified(self, policies: Sequence[Policy]) -> VerifiedRows:
-        """Return the rows up to and including the first rejection, judged by these policies."""
+    def verified(self, policies: Sequence[Policy]) -> list[Node]:
+        """Return the nodes up to and including the first rejection, judged by these policies."""
         count = min(self.accepted + 1, len(self.drafted))
-        accepted = torch.arange(count) < self.accepted
-        rows = self.target_probs[:count].double(), self.draft_probs[:count].double()
-        return VerifiedRows(*rows, self.drafted[:count], accepted, tuple(policies[:count]), Chain())
+        rows = self.target_probs[:count].numpy(), self.draft_probs[:count].numpy()
+        columns = zip(policies, *rows, self.drafted.tolist(), strict=False)
+        return [Node(Chain(), *column) for column in columns]
 
 
 def assert_schedule_properties(
@@ -75,7 +75,8 @@ def assert_schedule_properties(
 
 def _chosen(schedule: Schedule, state: Any, turn: _Round) -> Tensor:
     draft = Draft(turn.drafted[None], [WIDTH], turn.draft_probs[None])
-    return schedule.choose_by_nodes(state, turn.target_probs[None], draft, JUDGE)[0].clone()
+    choice, _ = schedule.choose_by_nodes(state, turn.target_probs[None], draft, JUDGE)
+    return choice[:WIDTH].clone()
 
 
 def _follow(schedule: Schedule, state: Any, turn: _Round) -> tuple[list[int], Any]:
@@ -115,11 +116,11 @@ def _of_later_rows(
     state, turn, other = schedule.begin(prompt), rounds[0], others[0]
     expected = _chosen(schedule, copy.deepcopy(state), turn).tolist()
     for place in range(WIDTH):
-        known, shown = torch.arange(WIDTH) < place, (torch.arange(WIDTH) <= place)[:, None]
+        known, shown = torch.arange(WIDTH) < place, (torch.arange(WIDTH + 1) <= place)[:, None]
         changed = _Round(
             torch.where(known, turn.drafted, other.drafted),
             torch.where(shown, turn.target_probs, other.target_probs),
-            torch.where(shown, turn.draft_probs, other.draft_probs),
+            torch.where(shown[:WIDTH], turn.draft_probs, other.draft_probs),
             turn.accepted,
         )
         found = _chosen(schedule, copy.deepcopy(state), changed).tolist()

@@ -32,8 +32,8 @@ class Spender(Base):
     def advance(self, state, new_ids):
         return state
 
-    def observe(self, state, rows):
-        return state - float(rows.target_probs.amax(-1).sum()) / 4
+    def observe(self, state, nodes):
+        return state - sum(float(node.q.max()) for node in nodes) / 4
 
     def choose_by_rows(self, state, drafted, target_probs, draft_probs):
         return (state - target_probs.amax(-1).cumsum(0) / 4 > 0).long()

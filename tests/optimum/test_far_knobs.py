@@ -12,6 +12,8 @@ import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.testing import assert_policy_properties
+from cactus_theory.verify import Chain
+from cactus_theory.verify.node import nodes_of_rows
 from tests.amounts import amount, some
 from tests.optimum.precise import band, spent
 from tests.rows import pair
@@ -48,8 +50,8 @@ def test_every_road_has_the_precise_row(spec: str, price: float, row: int) -> No
     rule.bands._write_together(q[None], p[None], torch.ones_like(q[:1]), together)
     for law in (ct.emitted_law(rule, q, p), best.target, together[0]):
         torch.testing.assert_close(law, expected, rtol=0, atol=CLOSE)
-    meter = Meter((rule,), spec)
-    meter.add(q[None], p[None], None)
+    meter = Meter(spec)
+    meter.add(nodes_of_rows(Chain(), rule, q[None], p[None]))
     due = spent(spec, ct.emitted_law(rule, q, p), q)
     assert meter.sums()[1] == pytest.approx(due, rel=1e-6, abs=1e-12)
 

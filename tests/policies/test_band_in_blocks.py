@@ -14,6 +14,7 @@ from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
+from cactus_theory.verify.node import Node
 from tests.amounts import amount, some
 from tests.rows import pair, rows, two_tokens
 
@@ -181,13 +182,15 @@ def test_the_meter_tells_policies_and_drafts_apart() -> None:
     rules = band("price=0.7"), band("price=2,per_row=true")
     ids = torch.tensor([1, 2, 0, 3])
     p[:2] = one_hot(ids[:2], q[:2])
-    choice = torch.tensor([0, 1, 0, 1])
-    nothing = math.nan
-    raised = torch.tensor([0.8, nothing, nothing, nothing], dtype=torch.float64)
     alive = torch.tensor([0.9, 0.8, 0.7, 1.0], dtype=torch.float64)
-    path = PathState(alive, raised)
-    meter = Meter(rules, "kl", "block")
-    meter.add(q, p, choice, path)
+    paths = zip(alive.tolist(), (0.8, math.nan, math.nan, math.nan), strict=True)
+    meter = Meter()
+    meter.add(
+        [
+            Node(Block(), rules[row % 2], q[row].numpy(), p[row].numpy(), int(ids[row]), *path)
+            for row, path in enumerate(paths)
+        ]
+    )
     first = q[0] * 0.2 / (1 - q[0, 1])
     first[1] = 0.8
     plain = rules[0].target(q[2:3], p[2:3], PathState(alive[2:3]))

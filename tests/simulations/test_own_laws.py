@@ -35,7 +35,8 @@ def test_rows_along_texts_are_both_models_own_and_texts_end_where_they_end(pair)
     rule = ct.policy("band:price=1,hold=5")
     texts, rows = [list(prompt) for prompt in PROMPTS], {}
     for step in walked(pair, PROMPTS, rule, 12, coins(0)):
-        assert torch.allclose(step.law.laws, rule.emitted(step.q, step.p))
+        laws = torch.stack([node.law for node in step.laws])
+        assert torch.allclose(laws, rule.emitted(step.q, step.p))
         for at, number in enumerate(step.texts):
             rows[number, len(texts[number])] = step.q[at], step.p[at]
             texts[number].append(int(step.tokens[at]))

@@ -12,7 +12,6 @@ import cactus_theory as ct
 from cactus_theory.policies import Declaration, FixedTarget
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import Chain, Verdict, VerdictLaw, Verifier
-from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draw import pick
 from tests.testing.plain_verifier import Plain
 
@@ -188,8 +187,7 @@ FAULTS = (
           "draws_follow_the_stated_law"),
     Fault("alive ratios of 1", plain(law=alive_is_one), "alive_is_the_chance_of_passing"),
     Fault("the meter is given q",
-          plain(emitted=lambda self, policy, q, p, path: Emitted(
-              policy, q, p, path, lambda q, p, path: q)), "charged_rows_are_emitted", MIXED),
+          plain(emitted=lambda self, policy, q, p, path: q), "charged_rows_are_emitted", MIXED),
     Fault("float32 rows as bfloat16", plain(walk=coarse), "single_precision_agrees"),
     Fault("a chain that says it reaches all", Boast(), "reaches_every_node_as_often_as_possible"),
 )

@@ -7,7 +7,6 @@ import torch
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify import Verdict, VerdictLaw, Verifier
-from cactus_theory.verify._emitted import Emitted
 from cactus_theory.verify.draw import pick
 
 
@@ -15,7 +14,7 @@ class Plain(Verifier):
     """Block verification of a path, step by step."""
 
     name = "plain"
-    reaches_all_it_can = True
+    reaches_all_it_can = by_path = True
 
     def check(self, policy):
         """Follow any policy with a row of its own."""
@@ -116,6 +115,3 @@ class Plain(Verifier):
             stop.scatter_add_(-1, self.accepted(passed)[:, None], chance)
         total = rows.sum(-1, keepdim=True)
         return VerdictLaw(stop, rows / torch.where(total > 0, total, 1.0), alive, emitted)
-
-    def emitted(self, policy, target_probs, draft_probs, path):
-        return Emitted(policy, target_probs, draft_probs, path, policy.target)

@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 import torch
 
 import cactus_theory as ct
-from cactus_theory.verify import Assignment, Block, Draft, Verdict
-from cactus_theory.verify._dense import Walk
-from cactus_theory.verify._runs import chains
-from cactus_theory.verify.chain import Chains
+from cactus_theory.verify import Assignment, Block, Chain, Draft, Verdict
+from cactus_theory.verify._dense import Blocks
 from cactus_theory.verify.draw import pick
+from cactus_theory.verify.walk import Walk, chains
 
 # the largest float64 below 1, the last value a coin can take
 LAST_COIN = 1 - 2.0**-53
@@ -61,20 +60,20 @@ def decided(rule, q, p, n, coin) -> tuple[torch.Tensor, torch.Tensor]:
     is accepted.
     """
     draft, rows = Draft(n[:, None], [1] * len(n), p[:, None]), torch.stack([q, q], 1)
-    runs, index = chains(draft, coin[:, None], torch.full_like(coin, 0.5))
-    law = Chains(Assignment((rule,)), rows, draft.probs, draft, runs, index)
-    law.judge()
+    paths, index = chains(draft, coin[:, None], torch.full_like(coin, 0.5))
+    walk = Walk(Chain(), Assignment((rule,)), rows, draft.probs, draft, paths, index)
+    walk.forwards()
     left = torch.zeros(q.shape, dtype=torch.float64)
-    for row, run in zip(left, runs, strict=True):
-        if not run.accepted:
-            row[:] = torch.from_numpy(run.residuals[0].row)
-    return law.accepted_and_last()[0] == 1, left
+    for row, path in zip(left, paths, strict=True):
+        if not path.accepted:
+            row[:] = torch.from_numpy(path.node(0).residual().row)
+    return walk.accepted_and_last()[0] == 1, left
 
 
-def dense(assigned: Assignment, case: Case) -> tuple[Walk, torch.Tensor, torch.Tensor]:
+def dense(assigned: Assignment, case: Case) -> tuple[Blocks, torch.Tensor, torch.Tensor]:
     """Return the walk in float64 and, from the same coins, accepted counts and next tokens."""
     exact = case.to(torch.float64)
-    walk = Walk(assigned, exact.q, exact.draft)
+    walk = Blocks(assigned, exact.q, exact.draft)
     place = torch.arange(1, case.accept.shape[1] + 1)
     accepted = torch.where(case.accept < walk.value[:, 1:], place, 0).amax(-1)
     return walk, accepted, pick(walk.last[torch.arange(len(accepted)), accepted], case.draw)
@@ -86,9 +85,7 @@ def assert_equal(assigned: Assignment, case: Case, rounding: float = 1e-10) -> V
     walk, accepted, last = dense(assigned, case)
     assert verdict.num_accepted.tolist() == accepted.tolist()
     assert verdict.last.tolist() == last.tolist()
-    assert verdict.alive is not None
-    for row, count in enumerate(case.draft.lengths):
-        charged = slice(0, min(int(accepted[row]) + 1, count))
-        off = (verdict.alive[row, charged] - walk.alive[row, charged]).abs()
-        assert not len(off) or float(off.max()) <= rounding
+    for row in range(len(accepted)):
+        for node, alive in zip(verdict.nodes(row), walk.alive[row].tolist(), strict=False):
+            assert not node.drafted or abs(node.alive - alive) <= rounding
     return verdict

@@ -11,6 +11,7 @@ from cactus_theory.policies import Declaration
 from cactus_theory.verify import Assignment, Chain, Draft, find_verifier, verifiers
 from cactus_theory.verify._dense import block_on_device
 from cactus_theory.verify.chain import chain_on_device
+from cactus_theory.verify.node import nodes_of_rows
 from tests.rules import RULES
 from tests.rules import SPECS as EVERY
 
@@ -82,7 +83,7 @@ def test_policies_of_one_batch_judge_their_texts_as_if_alone(deterministic):
         given = assigned, q, draft, accept, draw
         blocks = find_verifier("block").verify(*given), block_on_device(*given)
         ends = [part for block in blocks for part in (block.num_accepted, block.last)]
-        return [*on_host(*given), *chain_on_device(*given), *ends], [b.raised for b in blocks]
+        return [*on_host(*given), *chain_on_device(*given), *ends], [blocks[1].raised]
 
     together, raised = decided(Assignment(policies, turn[:, None].expand(ids.shape)))
     for number, policy in enumerate(policies):
@@ -137,8 +138,8 @@ def test_the_meter_looks_instead_of_believing():
     from cactus_theory.decoding._meter import Meter
 
     q, p, *_ = rows(6, 1)
-    meter = Meter((Boast(),))
-    meter.add(q[:, 0], p[:, 0], None)
+    meter = Meter()
+    meter.add(nodes_of_rows(Chain(), Boast(), q[:, 0], p[:, 0]))
     law = ct.emitted_law(ct.policy("typical"), q[:, 0], p[:, 0])
     expected = float(ct.divergence("kl").value(law, q[:, 0]).sum())
     assert meter.sums()[1] == pytest.approx(expected, rel=1e-12) and expected > 0.1

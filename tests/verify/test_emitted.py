@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify import find_verifier
+from cactus_theory.verify.node import _charges_in_torch, charge_nodes, nodes_of_rows
 from tests.amounts import some
 from tests.rows import pair
 
@@ -27,15 +27,18 @@ def test_charges_are_those_of_the_law(spec, dtype, vocab):
     spec = spec.replace("hold=1", f"hold={vocab - 1}")  # of the last part of a row
     q, p = (rows.to(dtype) for rows in pair(12, vocab, seed=5, kinds=("zeros", "smooth")))
     alive, ids = torch.linspace(0.1, 1.0, 12, dtype=torch.float64), p.argmax(-1)
-    for verifier in ("chain", "block") if "free" not in spec else ("chain",):
-        emitted = find_verifier(verifier).emitted(ct.policy(spec), q, p, PathState(alive))
+    for name in ("chain", "block") if "free" not in spec else ("chain",):
+        verifier = find_verifier(name)
+        reached = alive.tolist() if verifier.by_path else None
+        nodes = nodes_of_rows(verifier, ct.policy(spec), q, p, reached)
         for kind in map(ct.divergence, some(KINDS, 3)):
-            own, written = emitted.charges(kind), emitted._charges_of_laws(kind)
-            for found, expected in zip(own, written, strict=True):
+            charge_nodes(nodes, kind)
+            for node, written in zip(nodes, _charges_in_torch(nodes, kind), strict=True):
                 near = ROUNDING if dtype == torch.float64 else SINGLE
-                torch.testing.assert_close(found, expected, rtol=near, atol=near)
-        h_n = emitted.laws.gather(-1, ids[:, None])[:, 0]
-        torch.testing.assert_close(emitted.at(ids), h_n, rtol=0, atol=SINGLE)
+                for found, expected in zip(node.charge(kind), written, strict=True):
+                    assert found == pytest.approx(expected, rel=near, abs=near)
+        for node, token in zip(nodes, ids.tolist(), strict=True):
+            assert node.h(token) == pytest.approx(float(node.law[token]), abs=SINGLE)
 
 
 @pytest.mark.parametrize("spec", ["speculative", "band:delta=0", "band:price=inf", "band:price=1"])

@@ -13,7 +13,7 @@ import cactus_theory as ct
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree
-from cactus_theory.verify._runs import Run
+from cactus_theory.verify.walk import Path
 from tests.amounts import amount, some
 from tests.verify.blocks import one, random_case
 
@@ -213,6 +213,13 @@ def draft_of(walks, count):
     return q, draft
 
 
+def charged(verdict, q, row):
+    """Return the numbers of a row's nodes that are charged, by the rows that they look at."""
+    rows = {q[row, node].data_ptr(): node for node in range(q.shape[1])}
+    nodes = [node for node in verdict.nodes(row) if node.drafted]
+    return [rows[torch.from_numpy(node.q).data_ptr()] for node in nodes]
+
+
 def check_boxes(walks, found, policy, source):
     """Hold the verifier to every box of a tree, at a point of it, near its borders too."""
     q, draft = draft_of(walks, len(found))
@@ -225,11 +232,8 @@ def check_boxes(walks, found, policy, source):
     verdict = Tree().verify(Assignment((policy,)), q, draft, accept, draw)
     for row, (own, (_, emitted, visited, _)) in enumerate(zip(verdict.rows(), found, strict=True)):
         assert own == [int(token) for token in emitted]
-        charged = verdict.charged_rows(row, min(len(own), len(walks.nodes) - 1))
         expected = [node for node, _ in visited if walks.children[node]]
-        assert list(range(len(walks.nodes))[charged] if verdict.charged is None else charged) == (
-            expected
-        )
+        assert charged(verdict, q, row) == expected
 
 
 def law_error(plan, policy):
@@ -312,8 +316,7 @@ def test_without_deterministic_children_it_is_the_block(vocab, spec):
             assert found.output_token_ids.equal(plain.output_token_ids)
             for row, count in enumerate(case.draft.lengths):
                 nodes = list(range(count))[: int(plain.num_accepted[row]) + 1]
-                charged = found.charged_rows(row, len(nodes))
-                assert (nodes if found.charged is None else list(charged)) == nodes
+                assert charged(found, case.q, row) == nodes
 
 
 def door(case, draft, coins=None, **options):
@@ -379,7 +382,8 @@ def test_only_rows_of_runs_that_are_walked_are_read():
     accept, draw = torch.rand(4, 9).double(), torch.rand(4, 10).double()
     plain = Tree().verify(one("band:price=1"), case.q, draft, accept, draw)
     q, p = torch.full_like(case.q, math.nan), torch.full_like(draft.probs, math.nan)
-    for row, nodes in enumerate(plain.charged):
+    for row in range(len(q)):
+        nodes = charged(plain, case.q, row)
         reached = {*nodes, *(int(place) + 1 for place in plain.path[row] if place >= 0)}
         for place, above in enumerate(draft.above[row]):  # sampled tokens below are of the run
             if above in reached and draft.sampled[row, place]:
@@ -514,19 +518,21 @@ def test_no_selection_law_need_be_written_out(dtype, monkeypatch):
                 by_law(patch, type(policy))
                 dense = Tree().verify(Assignment((replace(policy),)), *rest)
             assert plain.output_token_ids.equal(dense.output_token_ids)
-            assert plain.charged == dense.charged
-            assert torch.allclose(plain.alive, dense.alive, atol=1e-4, rtol=0)
+            for row in range(len(rest[0])):
+                assert charged(plain, rest[0], row) == charged(dense, rest[0], row)
+                for own, other in zip(plain.nodes(row), dense.nodes(row), strict=True):
+                    assert own.alive == pytest.approx(other.alive, abs=1e-4)
 
 
 def test_a_path_that_is_sure_to_get_there_may_end_there_whatever_rounding_does():
     """R/(R + 1 − P) is below 1 at P = 1 if 1 is added first; what is below x is biased then."""
     coin = 1 - 2.0**-53
-    run = Run(0, [0, 1], 0.5, [0], [coin])
-    run.alive = [1.0, 1.0]
+    path = Path(0, [0, 1, 2], 0.5, [0, 0], [coin, coin])
+    path.alive = [1.0, 1.0]
     generator = torch.Generator().manual_seed(0)
     masses = torch.rand(1000, generator=generator, dtype=torch.float64).tolist()
     assert any(coin >= mass / (mass + 1 - 1.0) for mass in masses)  # what would go wrong
-    assert all(run.passes(1, mass) for mass in masses)
+    assert path.ends_at(1)
 
 
 def test_a_refused_token_does_not_come_back_by_rounding():

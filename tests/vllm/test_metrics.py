@@ -30,7 +30,7 @@ def serve(own, batches, policies=None, width=3):
         rules = policies or [own.settings.policy]
         chosen = [rules[row % len(rules)] for row in range(len(counts))]
         output, seen = verify_flat(own.settings.verifier, chosen, batch)
-        own.add(seen, [chosen[row] for row in batch.drafted])
+        own.add(batch.draft, seen, [chosen[row] for row in batch.drafted])
         for place, row in enumerate(batch.drafted):
             if not batch.greedy[row]:
                 tokens, count = emitted(output)[row], batch.counts[row]
@@ -94,7 +94,8 @@ def test_no_request_is_always_the_one_that_is_measured():
     own = tally("2")
     rules = [ct.policy("mixture:alpha=1"), ct.policy("lenience:lenience=0.1")]
     for seed in range(20):
-        own.add(verify_flat(CHAIN, rules, random_batch(seed, [1, 1]))[1], rules)
+        batch = random_batch(seed, [1, 1])
+        own.add(batch.draft, verify_flat(CHAIN, rules, batch)[1], rules)
     assert all(0 < own.totals(rule.spec)["measured_rows"] < 20 for rule in rules)
 
 
@@ -151,5 +152,5 @@ def test_nothing_is_counted_where_no_policy_decides():
     own = tally()
     batch = random_batch(0, [2, 2], greedy=[True, True])
     policies = [own.settings.policy] * 2
-    own.add(verify_flat(CHAIN, policies, batch)[1], policies)
+    own.add(batch.draft, verify_flat(CHAIN, policies, batch)[1], policies)
     assert own.totals(BAND)["verified_rows"] == 0

@@ -12,7 +12,7 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.rounds import Rounds
-from cactus_theory.verify.draft import Assignment, Draft, Verified
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
 
 Tokens = list[list[int]]
@@ -100,7 +100,8 @@ class DeviceRounds(Rounds):
         if self.meter is not None and self.width:
             q, p = self._rows(outcome)
             draft = Draft(outcome.logits.token_ids, drafted, p)
-            self.measure(Verified(self.assigned, q, draft, outcome.verdict), new)
+            verdict = self.verifier.followed(outcome.verdict, self.assigned, q, draft)
+            self.measure(verdict, new)
             self._wait()
             self.clock.lap("meter")
         return new

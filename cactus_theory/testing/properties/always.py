@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import PathState
 from cactus_theory.testing._property import EXACT, FINITE, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     REAL,
@@ -24,6 +23,7 @@ from cactus_theory.testing.properties._behaviour import (
 )
 from cactus_theory.verify import verify_chain
 from cactus_theory.verify.chain import Chain
+from cactus_theory.verify.node import nodes_of_rows
 
 # tolerance of a probability's comparison with 0 and 1
 PROBABILITY = 1e-12
@@ -231,9 +231,9 @@ def far_knobs_have_one_law(seen: Behaviour) -> Iterator[Bounds]:
     q, p = seen.q[:FEW], seen.p[:FEW]
     divergence = read_divergence(getattr(seen.policy, "divergence", "kl"))
     for value, policy in _far_knobs(seen.policy):
-        far, path = seen.on(q, p, policy=policy), PathState(torch.ones(len(q), dtype=torch.float64))
+        far, nodes = seen.on(q, p, policy=policy), nodes_of_rows(Chain(), policy, q, p)
         due = divergence.value(policy.emitted(q, p), q)
-        charged = Chain().emitted(policy, q, p, path).charges(divergence).spent
+        charged = due.new_tensor([node.charge(divergence).spent for node in nodes])
         bounds = Bounds(charged, due, due, "divergence that is charged", EXACT * (1 + due))
         for one in (*emitted_law_sums_to_one(far), bounds, *coins_decide_as_declared(far)):
             where = f" at {policy.knob}={value:g}"

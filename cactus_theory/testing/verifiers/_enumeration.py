@@ -178,8 +178,8 @@ class Enumeration(Seen):
 
     @cached_property
     def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:
-        """Return along every path h, and the target's own row at its end."""
-        return self.trees.along((*self.target, self.trees.q[-1]))
+        """Return along every path h, and what is drawn from where nothing is drafted at its end."""
+        return self.trees.along((*self.target, self.policy.undrafted(self.trees.q[-1])))
 
 
 def aim(
@@ -191,10 +191,9 @@ def aim(
 ) -> Float[Tensor, "rows vocab"]:
     """Return the rows h that the token after each node must follow, float64.
 
-    They may depend on the path where the verifier has an ``emitted`` of its own, as blocks have.
+    They may depend on the path where the verifier's do, as in blocks.
     """
-    by_path = type(verifier).emitted is not Verifier.emitted
-    row = policy.target(q, p, path if by_path else None)
+    row = policy.target(q, p, path if verifier.by_path else None)
     return (policy.emitted(q, p) if row is None else row).double()
 
 

@@ -55,7 +55,8 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
     everything that may have been drafted. After K tokens it is the target's own row.
     """
     for depth, joint in enumerate(seen.following):
-        row = seen.target[depth] if depth < seen.trees.depth else seen.trees.q[-1]
+        ends = seen.policy.undrafted(seen.trees.q[-1])
+        row = seen.target[depth] if depth < seen.trees.depth else ends
         expected = seen.passed[depth][..., None] * row
         allowed = _rounding(seen.passed[depth], seen.trees.reached[depth])[..., None]
         about = f"depth {depth}, node {{0}}: chance of being there and going on with token {{1}}"
@@ -133,7 +134,7 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
         path = PathState(seen.alive[depth].flatten())
-        charged = seen.verifier.emitted(seen.policy, q, p, path).laws
+        charged = seen.verifier.emitted(seen.policy, q, p, path)
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
         along = target[:, seen.trees.node(depth)]

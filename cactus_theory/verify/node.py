@@ -1,0 +1,407 @@
+"""A node of a drafted path: its rows, how it was reached, and the law h emitted there.
+
+A node solves its law at most once, and not before somebody needs it. The verifier asks whether a
+coin passes and what is recovered, the meter, a ledger, schedules and replays what the node is
+charged. On a CPU the policy's row is solved and measured by compiled loops; h is written only where
+a policy has no such row, or where somebody asks for it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tolerances import DECIDED, LEAST
+from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.emitted import raised_off_head
+from cactus_theory.optimum.bands import Charge, charge_of
+from cactus_theory.optimum.rows import AheadRow, NodeRow, loops
+from cactus_theory.optimum.selection import offered
+from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
+from cactus_theory.policies._decisions import PathState
+from cactus_theory.verify.draft import Draft
+from cactus_theory.verify.draw import pick_one
+
+# numpy's on a CPU, a tensor on a device
+Row = Any
+# most entries of rows that policies are asked for in one call: they stay near the core
+ENTRIES = 2**15
+UNCHARGED = Charge(0.0, 0.0, 0.0)
+KL = read_divergence("kl")
+
+
+class Residual:
+    """The row (s q − p)₊ that a recovered token is drawn from, unnormalised.
+
+    Some ids have ``levels`` of their own instead of s. Without ``p`` it is s q, for a bonus token.
+    """
+
+    def __init__(
+        self, q: np.ndarray, p: np.ndarray | None = None, scale: float = 1.0,
+        levels: dict[int, float] | None = None,
+    ) -> None:  # fmt: skip
+        if levels:
+            ids, own = [*levels], q[[*levels]] * np.array([*levels.values()])
+            q = np.multiply(q, scale, dtype=np.float64)
+            q[ids], scale = own, 1.0
+        self.q, self.p, self.scale = q, q[:0] if p is None else p, scale
+
+    @property
+    def row(self) -> Float[np.ndarray, "vocab"]:
+        """Return the row, float64."""
+        with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
+            row = self.q.astype(np.float64) * self.scale
+            return np.maximum(row - self.p if len(self.p) else row, 0.0)
+
+    @property
+    def mass(self) -> float:
+        """Return its sum."""
+        if (compiled := loops()) is None:
+            return float(self.row.sum())
+        return compiled.left_mass(self.q, self.p, self.scale)
+
+    def draw(self, draw: float) -> int:
+        """Return the token that a coin draws, NO_TOKEN where nothing is left."""
+        if (compiled := loops()) is None:
+            return pick_one(torch.from_numpy(self.row), draw)
+        return compiled.draw_left(self.q, self.p, self.scale, draw)
+
+
+class Node:
+    """A place of a drafted path with the law that one policy emits there, solved when asked.
+
+    Rows are views of the round's, in one precision: numpy's on a CPU, tensors on a device. Whoever
+    keeps a node beyond its round takes a :meth:`copy`.
+
+    Attributes
+    ----------
+    verifier, policy : who decides there, and by which policy.
+    q : (V,), the target's row.
+    p : (V,), the row that ``token`` was drawn from; None where it was certain, or there is none.
+    token : the drafted token that is judged there; None where nothing was drafted, or only tokens
+        that are deterministic beside each other.
+    alive : P, the alive ratio with which a verifier of blocks reached the node; 1 in a chain.
+    raised : h of the token where the policy looked ahead along a deterministic draft, else NaN.
+    fixed : the deterministic tokens of a tree's node.
+    """
+
+    def __init__(
+        self, verifier: Any, policy: Policy, q: Row, p: Row | None, token: int | None = None,
+        alive: float = 1.0, raised: float = math.nan, fixed: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        self.verifier, self.policy, self.q, self.p, self.token = verifier, policy, q, p, token
+        self.alive, self.raised, self.fixed = alive, raised, fixed
+        self.last_charge: tuple[Divergence | None, Charge] = None, UNCHARGED
+
+    def copy(self) -> "Node":
+        """Return this node with rows of its own."""
+        q, p = (None if row is None else row * 1 for row in (self.q, self.p))
+        path = self.token, self.alive, self.raised, self.fixed
+        return Node(self.verifier, self.policy, q, p, *path)
+
+    @property
+    def drafted(self) -> bool:
+        """Return whether anything was drafted after this node."""
+        return self.token is not None or bool(self.fixed)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether h has been solved or written."""
+        return self.solved.is_solved if self.solved is not None else "law" in self.__dict__
+
+    @property
+    def is_written(self) -> bool:
+        """Return whether the policy has to write h: it is neither solved nor the target's."""
+        by_default = not self.drafted and type(self.policy).undrafted is Policy.undrafted
+        return self.solved is None and not by_default
+
+    @property
+    def lossless(self) -> bool:
+        """Return whether h is q itself, seen and not claimed: such a node is charged exactly 0."""
+        if self.solved is not None:
+            return type(self.solved) is NodeRow
+        return not self.is_written or self.law is self.target
+
+    @property
+    def _judged(self) -> int:
+        assert self.token is not None  # nobody asks of others
+        return self.token
+
+    @cached_property
+    def drawn_from(self) -> Any:
+        """Return the row that the judged token was drawn from, one-hot where it was certain."""
+        if self.p is not None:
+            return self.p
+        row = self.q * 0
+        row[self.token] = 1
+        return row
+
+    @cached_property
+    def offers(self) -> Any:
+        """Return the row that policies see as the draft's: the selection law of drafted tokens.
+
+        It is the target's own where nothing was.
+        """
+        if not self.fixed:
+            return self.q if self.token is None else self.drawn_from
+        if isinstance(self.q, np.ndarray):
+            return offered(self.q, self.p, self.fixed)
+        sampled = None if self.p is None else self.p.cpu().numpy()
+        return torch.from_numpy(offered(self.q.cpu().numpy(), sampled, self.fixed)).to(self.q)
+
+    @cached_property
+    def solved(self) -> NodeRow | None:
+        """Return the policy's row at this node; None where h is to be written, or there is none."""
+        if not (
+            self.drafted and self.verifier.emits_policy_rows and isinstance(self.q, np.ndarray)
+        ):
+            return None
+        if self.token is not None and not math.isnan(self.raised):
+            assert self.policy.look_ahead is not None
+            boxes = self.policy.look_ahead.boxes
+            return AheadRow(self.q, self.token, self.raised, self.alive, boxes)
+        p = self.offers if self.policy.highest > 1 else self.q  # else h = q, whatever is drafted
+        # P = 0 never occurs, and is taken for 1
+        return self.policy.row(self.q, p, self.verifier.by_path and self.alive or 1.0)
+
+    @cached_property
+    def target(self) -> Float[Tensor, "vocab"]:
+        """Return q, float64, of sum 1."""
+        return normalised(_tensor(self.q))
+
+    @cached_property
+    def law(self) -> Float[Tensor, "vocab"]:
+        """Return h, float64, of sum 1: the target's own row where the policy returns this."""
+        if self.solved is None or loops() is None:
+            write_laws([self])
+            return self.__dict__["law"]
+        q, p = (row.astype(np.float64) for row in (self.q, self.offers))
+        self.solved.write(q, p, h := np.empty(self.q.size))
+        return normalised(torch.from_numpy(h))
+
+    @property
+    def accepts_by_phi(self) -> bool:
+        """Return whether a chain judges the token by φ alone, without a row h."""
+        by_row = isinstance(self.policy, FixedTarget) and not isinstance(self.policy, Entrywise)
+        return not self.verifier.by_path and not by_row
+
+    def exceeds(self, share: float) -> bool:
+        """Return whether P h_n/p_n, or φ, of the token exceeds a share; if not, h is solved.
+
+        A share is a coin in a chain, and 1 in a block. A band is compared with r = share × p_n/q_n
+        (Theorem 15), and solved only if that does not tell.
+        """
+        row = self.solved
+        if row is None or (self.fixed and self.policy.highest > 1):
+            return share < self.ratio
+        token = self._judged
+        p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
+        if row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
+            return True
+        return row.factor != 1 and share < self.ratio
+
+    @cached_property
+    def ratio(self) -> float:
+        """Return P h_n/p_n of the token, solved; φ where a chain judges by it."""
+        row, token = self.solved, self._judged
+        if row is None:
+            if self.accepts_by_phi:
+                ask_phi([self])
+                return self.__dict__["ratio"]
+            p_n = normalised(_tensor(self.drawn_from))[token]
+            return float((self.alive * self.law[token] / p_n).nan_to_num(nan=0.0))
+        p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
+        row.upper_exceeds(math.inf)
+        if not self.fixed or self.policy.highest <= 1:
+            return row.ratio_of(token, q_n, p_n)
+        h_n = row.raised(token, q_n, self.offers[token]) * q_n
+        return h_n / p_n if p_n > 0 else math.inf if h_n > 0 else 0.0
+
+    @property
+    def next_alive(self) -> float:
+        """Return P after the token: min(1, P h_n/p_n)."""
+        return min(1.0, self.ratio)
+
+    def residual(self) -> Residual:
+        """Return (P h − p)₊, or g, which the token is drawn from if the path ends here.
+
+        After a path that was accepted as a whole, or where nothing is drafted, it is h.
+        """
+        p = None if self.token is None else self.drawn_from
+        if self.solved is not None:
+            return self._rest(self.solved, p)
+        if p is None:
+            return Residual(self.q if self.lossless else self.law.numpy())
+        if not self.accepts_by_phi:
+            left = self.alive * self.law - normalised(_tensor(p))
+            return Residual(left.clamp_(min=0.0).numpy())
+        if isinstance(self.policy, Entrywise):
+            entries = [float(row[self.token]) for row in (self.q, p)]
+            q_n, p_n = torch.tensor(entries, dtype=torch.float64, device="cpu")
+            scale = self.policy.scale(q_n, self.policy.ceiling(q_n, p_n))
+            return Residual(self.q, p, float(scale))
+        rows = [_tensor(row)[None] for row in (self.q, p)]
+        token = torch.tensor([self.token], device="cpu")
+        return Residual(self.policy.residual(rows[0], rows[1], token).detach().double()[0].numpy())
+
+    def _rest(self, row: NodeRow, p: np.ndarray | None) -> Residual:
+        """Return the rest of a solved row, at deterministic tokens by their selection law."""
+        row.upper_exceeds(math.inf)
+        fixed = self.fixed if self.policy.highest > 1 else ()
+        levels = {token: row.raised(token, self.q[token], self.offers[token]) for token in fixed}
+        return Residual(self.q, p, row.left, row.levels | levels)
+
+    def h(self, token: int) -> float:
+        """Return h of a token."""
+        if self.lossless:
+            return float(self.target[token])
+        if self.solved is None or loops() is None:
+            return float(self.law[token])
+        self.solved.upper_exceeds(math.inf)
+        return self.solved.law_at(token, self.q, self.offers)
+
+    def charge(self, divergence: Divergence = KL) -> Charge:
+        """Return D(h‖q), the acceptance and the mass raised off the head, computed once."""
+        if self.last_charge[0] != divergence:
+            charge_nodes([self], divergence)
+        return self.last_charge[1]
+
+
+def node_of(
+    verifier: Any, policy: Any, target_probs: Tensor, draft: Draft, row: int, node: int,
+    alive: float = 1.0, raised: float = math.nan, accepted: int | None = None,
+) -> Node:  # fmt: skip
+    """Return a node of a round's draft; ``accepted`` is the drafted token that was accepted there.
+
+    ``target_probs`` are (B, K + 1, V).
+    """
+    p, token, fixed = draft.at(row, node, accepted)
+    q: Any = target_probs[row, node].detach()
+    if not q.is_cuda:
+        dtype = q.dtype if p is None else torch.promote_types(q.dtype, p.dtype)
+        dtype = dtype if dtype in DECIDED else torch.float32
+        q, p = (None if of is None else of.detach().to(dtype).numpy() for of in (q, p))
+    return Node(verifier, policy, q, p, token, alive, raised, fixed)
+
+
+def nodes_of_rows(
+    verifier: Any, policy: Policy, q: Tensor, p: Tensor, alive: Sequence[float] | None = None
+) -> list[Node]:
+    """Return the nodes of rows (R, V) after each of which one token was sampled from p."""
+    dtype = torch.promote_types(q.dtype, p.dtype)
+    dtype = dtype if dtype in DECIDED or q.is_cuda else torch.float32
+    q, p = q.detach().to(dtype), p.detach().to(dtype)
+    rows: Any = (q, p) if q.is_cuda else (q.numpy(), p.numpy())
+    states = [1.0] * len(q) if alive is None else alive
+    columns = zip(*rows, states, strict=True)
+    return [Node(verifier, policy, own_q, own_p, 0, at) for own_q, own_p, at in columns]
+
+
+def _tensor(row: Row) -> Tensor:
+    return torch.from_numpy(row) if isinstance(row, np.ndarray) else row
+
+
+def _together(nodes: Iterable[Node], kind: Callable[[Node], Any]) -> Iterator[list[Node]]:
+    """Yield nodes that one policy is asked for in one call."""
+    groups: dict[Any, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault((id(node.policy), id(node.verifier), kind(node)), []).append(node)
+    for group in groups.values():
+        size = len(group) if _tensor(group[0].q).is_cuda else max(1, ENTRIES // len(group[0].q))
+        yield from (group[at : at + size] for at in range(0, len(group), size))
+
+
+def stacked(nodes: Sequence[Node], name: str) -> Float[Tensor, "nodes vocab"]:
+    """Return the rows of that name of nodes."""
+    rows = [_tensor(getattr(node, name)) for node in nodes]
+    return torch.stack(rows) if len(rows) > 1 else rows[0][None]
+
+
+def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Ask policies without a row at once for what tells whether nodes' tokens are accepted."""
+    asked = [node for node in nodes if node.solved is None and not node.is_known]
+    if len(asked) > 1:
+        ask_phi(node for node in asked if node.accepts_by_phi)
+        write_laws(node for node in asked if not node.accepts_by_phi)
+    return nodes
+
+
+def ask_phi(nodes: Iterable[Node]) -> None:
+    """Ask policies without a row for φ of the tokens at nodes."""
+    for group in _together(nodes, lambda node: None):
+        q, p = (stacked(group, name) for name in ("q", "drawn_from"))
+        ids = torch.tensor([[node.token] for node in group], device=q.device)
+        phi = group[0].policy.acceptance(q, p, ids)[:, 0].tolist()
+        for node, ratio in zip(group, phi, strict=True):
+            node.__dict__["ratio"] = ratio
+
+
+def write_laws(nodes: Iterable[Node]) -> None:
+    """Ask policies for the laws h of nodes."""
+    for group in _together(nodes, lambda node: (node.drafted, math.isnan(node.raised))):
+        q, policy = stacked(group, "target"), group[0].policy
+        if group[0].drafted:
+            alive, raised = (
+                q.new_tensor([getattr(node, name) for node in group])
+                for name in ("alive", "raised")
+            )
+            path = PathState(alive, None if math.isnan(group[0].raised) else raised)
+            h = group[0].verifier.emitted(policy, q, normalised(stacked(group, "offers")), path)
+        else:
+            h = policy.undrafted(q)
+        for node, row in zip(group, h.detach().double(), strict=True):
+            node.__dict__["law"] = node.target if h is q else row
+
+
+def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
+    """Compute the charges of nodes: in compiled loops where there are any, else in torch."""
+    nodes = [node for node in nodes if node.last_charge[0] != divergence]
+    write_laws(node for node in nodes if node.is_written and not node.is_known)
+    f = divergence.generator
+    if nodes and (f is None or loops() is None or not isinstance(nodes[0].q, np.ndarray)):
+        charges = _charges_in_torch(nodes, divergence)
+    else:
+        charges = map(_charge_in_loops, nodes, repeat(divergence))
+    for node, charge in zip(nodes, charges, strict=True):
+        if not node.drafted:
+            charge = charge._replace(accepted=0.0)
+        elif not isinstance(node.policy, FixedTarget | PerProposal):  # h tells nothing of it
+            q, p = (normalised(_tensor(row)) for row in (node.q, node.offers))
+            accepted = (p * node.policy.acceptance_row(q, p)).sum(-1)
+            charge = charge._replace(accepted=float(accepted))
+        if node.lossless:
+            charge = Charge(0.0, charge.accepted, 0.0)
+        node.last_charge = divergence, charge
+
+
+def _charge_in_loops(node: Node, divergence: Divergence) -> Charge:
+    if not node.drafted and node.lossless:
+        return UNCHARGED
+    if (law := node.solved) is not None:
+        law.upper_exceeds(math.inf)
+    f, h = divergence.generator, node.law.numpy() if law is None else law
+    assert f is not None
+    charge = charge_of(f, node.q, node.offers, node.alive or 1.0, h)
+    if divergence is f:
+        return charge
+    spent = torch.tensor(charge.spent, dtype=torch.float64, device="cpu")
+    return charge._replace(spent=float(divergence.from_generator(spent)))
+
+
+def _charges_in_torch(nodes: Sequence[Node], divergence: Divergence) -> list[Charge]:
+    q, h = (torch.stack([getattr(node, name) for node in nodes]) for name in ("target", "law"))
+    p = normalised(stacked(nodes, "offers"))
+    alive = q.new_tensor([[node.alive or 1.0] for node in nodes])
+    columns = (
+        divergence.value(h, q).clamp(min=0.0),
+        torch.minimum(p / alive, h).sum(-1),
+        raised_off_head(h, q),
+    )
+    return [Charge(*row) for row in torch.stack(columns, -1).tolist()]
