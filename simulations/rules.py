@@ -1,0 +1,309 @@
+r"""Lossy rules of engines and papers, as policies; ``FIELD`` lists all of them with their settings.
+
+In a process that has imported this module a rule's name is a spec, ``cascade_opt:alpha=0.5``.
+Elsewhere it is ``--policy simulations/rules.py:cascade_opt:alpha=0.5``. Where a rule is one of this
+package's policies under another name, ``FIELD`` names that policy, and there is no function.
+paper_figures/results/engines.md has the same list as a table, and what each rule cost.
+
+Not here, as rows of probabilities do not decide them: MARS (raw logits), ASD (a budget that
+requests carry), vLLM's ``synthetic`` (accepts at given rates whatever was drafted).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import cactus_theory as ct
+from cactus_theory.base import arguments as check
+from cactus_theory.policies._knobs import Count
+from cactus_theory.policies._policy import accept_probability, normalised_or, one_hot
+from cactus_theory.policies.accepted_sets import among_likeliest
+from cactus_theory.verify import Assignment, Chain, Draft, Verdict, VerdictLaw, Verifier
+from cactus_theory.verify.draw import pick
+
+# relative slack of a comparison with a sum over the vocabulary, whose rounding decides no tie
+SLACK = 1e-12
+# a cascade emits p or q at a row; the paper's alpha is at least 0, and at −2 q is always emitted
+CASCADE: dict[str, Any] = {
+    "vectorised": True, "direction": 1, "strict": -2.0, "knob_range": (-2.0, 2.0), "between": True,
+    "at_least_speculative": True, "continuous": False, "support": "free",
+}  # fmt: skip
+# a token rule may accept less at a larger alpha, and less than lossless sampling
+TOKENS: dict[str, Any] = {
+    "vectorised": True, "strict": -1.0, "knob_range": (-1.0, 1.0), "continuous": False,
+    "support": "free",
+}  # fmt: skip
+
+
+def top(row: Tensor) -> Tensor:
+    """Return the largest probability of each row, (..., 1)."""
+    return row.double().amax(-1, keepdim=True)
+
+
+@ct.rule(**CASCADE)
+def cascade_chow(q, p, *, alpha=0.2):
+    """Emit p where the draft is confident, max p ≥ 1 − α, else q (arXiv 2405.19261, Chow)."""
+    return torch.where(top(p) < 1 - alpha, q, p)
+
+
+@ct.rule(**CASCADE)
+def cascade_diff(q, p, *, alpha=0.2):
+    """Emit p where max p ≥ max q − α, else q (arXiv 2405.19261, equation 5)."""
+    return torch.where(top(p) < top(q) - alpha, q, p)
+
+
+@ct.rule(**CASCADE)
+def cascade_opt(q, p, *, alpha=0.2):
+    """Emit p where max p ≥ max q − α TV(p, q), else q (arXiv 2405.19261, equation 10).
+
+    As |max p − max q| ≤ TV, it is lossless for α < −1 and emits p for α ≥ 1.
+    """
+    apart = (q.double() - p.double()).clamp(min=0.0).sum(-1, keepdim=True)
+    return torch.where(top(p) < top(q) - alpha * apart - SLACK, q, p)
+
+
+def by_token(q: Tensor, p: Tensor, kept: Tensor) -> Tensor:
+    """Return p on the kept tokens, plus q times the draft's mass on all others."""
+    others = torch.where(kept, 0.0, p.double())
+    return torch.where(kept, p.double(), 0.0) + others.sum(-1, keepdim=True) * q.double()
+
+
+@ct.rule(**TOKENS)
+def cascade_token_1(q, p, *, alpha=0.2):
+    """Keep drafted tokens with p_n ≥ max q − α (arXiv 2405.19261, equation 13)."""
+    return by_token(q, p, p.double() >= top(q) - alpha)
+
+
+@ct.rule(**TOKENS)
+def cascade_token_2(q, p, *, alpha=0.2):
+    """Keep drafted tokens with q_n ≥ max q − α (arXiv 2405.19261, equation 14)."""
+    return by_token(q, p, q.double() >= top(q) - alpha)
+
+
+@ct.rule(**TOKENS)
+def cascade_token_3(q, p, *, alpha=0.95):
+    """Keep drafted tokens with q_n ≥ (1 − α) max q (arXiv 2405.19261, equation 15)."""
+    return by_token(q, p, q.double() >= top(q) * (1 - alpha))
+
+
+def drafted(row: Tensor, n: Tensor) -> Tensor:
+    """Return each row's entry of the drafted token, float64."""
+    return row.gather(-1, n[..., None])[..., 0].double()
+
+
+@ct.rule(
+    residual=lambda q, p: q, vectorised=True, direction=1, knob_range=(0.0, 20.0), continuous=False
+)
+def logit_comparison(q, p, n, *, eps=1e-5):
+    """Accept n iff ln p_n ≤ ln q_n + ε, else draw from q.
+
+    MAX compares raw logits, which differ from these by what normalises the two rows.
+    """
+    return (drafted(p, n) <= drafted(q, n) * torch.tensor(eps).double().exp()).double()
+
+
+@ct.rule(
+    vectorised=True, direction=-1, strict=1.0, knob_range=(0.01, 1.0), between=True,
+    at_least_speculative=True,
+)  # fmt: skip
+def power_lenience(q, p, n, *, epsilon=0.5):
+    """Accept n with min(1, q_n^ε/p_n), else draw from (q − p)₊ (DistillSpec, arXiv 2310.08461)."""
+    return (drafted(q, n) ** epsilon / drafted(p, n)).clamp(max=1.0)
+
+
+def unlikely_of_draft(q: Tensor, p: Tensor, k: int) -> Tensor:
+    """Return 1 − p on the target's k likeliest tokens, normalised; q where nothing is left."""
+    rest = torch.where(among_likeliest(q, k), 1 - p.double(), 0.0).clamp(min=0.0)
+    return normalised_or(rest, q.double())
+
+
+@ct.rule(
+    residual=unlikely_of_draft, vectorised=True, direction=1, knob_range=(1, 100), continuous=False
+)
+def top_k_of_cactus(q, p, n, *, k: Count = 10):
+    """Accept the target's k likeliest tokens, else draw ∝ 1 − p among them (ties, q_n > 0).
+
+    The published code also accepts tokens with q = 0 where k exceeds the target's support.
+    """
+    return among_likeliest(q, k).gather(-1, n[..., None])[..., 0].double()
+
+
+@dataclass(frozen=True)
+class Fly(Verifier):
+    r"""A chain whose rejections are overridden where the target is unsure and the draft goes on.
+
+    Let a_j be the lossless acceptance probability of drafted token j. A rejection at place i is
+    overridden, and n_i accepted, iff −Σ q ln q ≥ θ over the k largest of q_i (not renormalised),
+    the next W drafted tokens pass their own coins, q_i(n_i) > 0, and i + W < K. So with o_i = 1
+    where the first and the last two conditions hold, A_i = a_{i+1}…a_{i+W}, and R_0 = 1:
+
+    .. math:: R_{i+1} \mathrel{+}= R_i a_i, \quad R_{i+W+1} \mathrel{+}= R_i (1−a_i) o_i A_i,
+        \qquad \Pr(τ = i) = R_i (1−a_i)(1 − o_i A_i), \quad \Pr(τ = K) = R_K.
+
+    Counts are exact. The emitted distribution at a row depends on what would follow tokens that
+    were not drafted: it is exact for a deterministic draft, and for a sampled one *an estimate*,
+    which lets every token of a row be followed as the drafted one was. Source: arXiv 2511.22972;
+    vLLM's documentation of ``rejection_sample_method="fly"``.
+
+    Attributes
+    ----------
+    window : W ≥ 1; None for vLLM's min(6, K − 1).
+    entropy : θ in nats; k : how many of the largest probabilities count.
+    """
+
+    window: int | None = None
+    entropy: float = 0.3
+    k: int = 3
+    name = "fly"
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            object.__setattr__(self, "window", check.as_whole_number("window", self.window, 1))
+        object.__setattr__(self, "entropy", check.number("entropy", self.entropy, 0))
+        object.__setattr__(self, "k", check.as_whole_number("k", self.k, 1))
+
+    def check(self, policy: ct.Policy) -> None:
+        """Raise ValueError for a policy other than the lossless one, which vLLM's rule has."""
+        if policy.name != "speculative":
+            raise ValueError(
+                f"verifier: fly overrides rejections of speculative; got {policy.spec}"
+            )
+
+    def emitted(self, policy: ct.Policy, *rows: Any) -> Any:
+        """Raise NotImplementedError: no row alone decides what is emitted at it."""
+        raise NotImplementedError("verifier: fly has no law of a single row; give meter=False")
+
+    def verify(
+        self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
+    ) -> Verdict:
+        """Return the verdict; every row is read."""
+        last, chances, window, unsure, possible = self._places(assigned, target_probs, draft)
+        passed, row = (accept < chances).double(), torch.arange(len(window), device=window.device)
+        overridden = following(passed, window)[row, :, window] * (unsure & possible)
+        accepted = (passed + overridden > 0).long().cumprod(-1).sum(-1)
+        return Verdict(draft.token_ids, accepted, pick(last[row, accepted], draw))
+
+    def law(self, assigned: Assignment, target_probs: Tensor, draft: Draft) -> VerdictLaw:
+        """Return the law of the verdict; ``emitted`` of a sampled draft is an estimate.
+
+        Along the path ``waiting[:, c]`` is the mass of rounds that have overridden a rejection
+        and need c more tokens to pass; those at c = 0 may end here. ``reached`` is R.
+        """
+        q, ids = target_probs.double(), draft.token_ids
+        last, chances, window, unsure, possible = self._places(assigned, q, draft)
+        p = one_hot(ids, q) if draft.probs is None else draft.probs.double()
+        row, goes_on = torch.arange(len(window), device=q.device), following(chances, window)
+        stop, emitted = q.new_zeros(last.shape[:2]), torch.zeros_like(p)
+        waiting = q.new_zeros(goes_on.shape[::2])
+        waiting[:, 0] = 1.0
+        reached = q.new_zeros(len(window), stop.shape[1] + waiting.shape[1])
+        reached[:, 0] = 1.0
+        for place in range(ids.shape[1]):
+            q_i, p_i, a_i, gate = q[:, place], p[:, place], chances[:, place], unsure[:, place]
+            ahead = goes_on[:, place]
+            overlap, beyond = torch.minimum(p_i, q_i), (p_i - q_i).clamp(min=0.0)
+            deferred = beyond * (q_i > 0) * (gate * ahead[row, window])[:, None]
+            lost = (beyond - deferred).sum(-1, keepdim=True)
+            free = overlap + deferred + lost * last[:, place]
+            bound = (ahead[:, :-1] * waiting[:, 1:]).sum(-1, keepdim=True)
+            emitted[:, place] = normalised_or(waiting[:, :1] * free + bound * overlap, q_i)
+            overridden = (1 - a_i) * (gate & possible[:, place])
+            more = waiting[:, :1] * overridden[:, None]
+            waiting = a_i[:, None] * torch.cat(
+                [waiting[:, :2].sum(-1, keepdim=True), waiting[:, 2:], 0 * more], -1
+            )
+            waiting[row, window] += more[:, 0]
+            reached[:, place + 1] += reached[:, place] * a_i
+            again = overridden * ahead[row, window]
+            reached[row, place + window + 1] += reached[:, place] * again
+            stop[:, place] = reached[:, place] * (1 - a_i - again)
+        counts = torch.as_tensor(draft.counts, device=q.device)
+        on = torch.arange(ids.shape[1], device=q.device) < counts[:, None]
+        stop[row, counts] = reached[row, counts]
+        stop *= torch.arange(stop.shape[1], device=q.device) <= counts[:, None]
+        alive = stop.flip(-1).cumsum(-1).flip(-1)
+        return VerdictLaw(stop, last, alive, emitted * on[..., None])
+
+    def _places(
+        self, assigned: Assignment, q: Tensor, draft: Draft
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the chain's last rows, a, W, where q is unsure, and q_n > 0."""
+        law, ids = Chain().law(assigned, q, draft), draft.token_ids
+        counts = torch.as_tensor(draft.counts, device=q.device)
+        rows = q[:, : ids.shape[1]].double()
+        q_n = rows.gather(-1, ids[..., None])[..., 0]
+        p_n = 1.0 if draft.probs is None else draft.probs.gather(-1, ids[..., None])[..., 0]
+        on = torch.arange(ids.shape[1], device=q.device) < counts[:, None]
+        chances = accept_probability(q_n, torch.as_tensor(p_n).double()) * on
+        largest = rows.topk(min(self.k, rows.shape[-1]), -1).values
+        unsure = -torch.xlogy(largest, largest).sum(-1) >= self.entropy
+        window = (counts - 1).clamp(1, 6) if self.window is None else 0 * counts + self.window
+        return law.last, chances, window, unsure, q_n > 0
+
+
+def following(passed: Tensor, window: Tensor) -> Tensor:
+    """Return (B, K, W + 1), products of the next 0 to W values, 0 where fewer follow."""
+    most = int(window.max())
+    padded = torch.cat([passed, passed.new_zeros(len(passed), most)], 1)
+    after = padded.unfold(1, most, 1)[:, 1:].cumprod(-1)
+    return torch.cat([torch.ones_like(after[..., :1]), after], -1)
+
+
+class Shipped(NamedTuple):
+    """A rule as somebody ships or publishes it.
+
+    Its policy at its default, at a published value where that is lossless or missing; who has it,
+    which option sets it there, where this was read, and the verifier that it needs.
+    """
+
+    spec: str
+    engine: str
+    flag: str
+    source: str
+    verifier: str | Verifier = "chain"
+
+
+CASCADES, CACTUS, FLY = "arXiv 2405.19261", "arXiv 2604.04987", "arXiv 2511.22972; vLLM's fly.md"
+TENSORRT, MAX = "MTPDecodingConfig", "max/pipelines/speculative/config.py"
+MAX_LOGITS = "max/nn/sampling/rejection_sampler.py"
+# fmt: off
+FIELD = {name: Shipped(*entry) for name, entry in {
+    "lossless": ("speculative", "vLLM and others", "–", "arXiv 2211.17192"),
+    "compared": ("thresholds", "SGLang, llama.cpp", "--speculative-accept-threshold-acc",
+                 "speculative_sampling.cuh"),
+    "relaxed_tensorrt": ("relaxed:k=1,delta=0,recover=argmax", "TensorRT-LLM", "relaxed_delta",
+                         TENSORRT),
+    "relaxed_tensorrt_example": ("relaxed:k=10,delta=0.01,recover=argmax", "TensorRT-LLM",
+                                 "relaxed_delta", TENSORRT),
+    "relaxed_max": ("relaxed:k=10,delta=0.6", "MAX", "relaxed_delta", MAX),
+    "relaxed_atom": ("relaxed:k=10,delta=0.6,recover=argmax", "ATOM", "–", "rejection_sampler.py"),
+    "logits_max": ("logit_comparison", "MAX", "eps", MAX_LOGITS),
+    "medusa": ("typical", "Medusa", "posterior_threshold", "arXiv 2401.10774"),
+    "typical_mtplx": ("typical:epsilon=1,alpha=0.09,recover=target", "MTPLX",
+                      "--typical-threshold", "MTPLX#478"),
+    "cascade_mtplx": ("cascade_token_3", "MTPLX", "--cascade-threshold", "MTPLX#485"),
+    "cascade_chow": ("cascade_chow", "paper", "α", CASCADES),
+    "cascade_diff": ("cascade_diff", "paper", "α", CASCADES),
+    "cascade_opt": ("cascade_opt", "paper, MTPLX", "--cascade-rule opt", CASCADES),
+    "cascade_token_1": ("cascade_token_1", "paper, MTPLX", "--cascade-rule tokenv1", CASCADES),
+    "cascade_token_2": ("cascade_token_2", "paper, MTPLX", "--cascade-rule tokenv2", CASCADES),
+    "ensemble": ("mixture:alpha=0.3,support=free", "Transformers", "assistant_ensemble_weight",
+                 "arXiv 2604.07622"),
+    "cactus_hipfire": ("cactus:delta=1", "hipfire", "cactus_delta", "hipfire#492"),
+    "cactus_exact": ("cactus_exact:delta=0.1", "this package", "delta", CACTUS),
+    "band": ("band:price=2", "this package", "price", "THEORY.md, Theorem 1"),
+    "lenience": ("lenience:lenience=0.5", "paper", "ℓ", "arXiv 2211.17192, A.5"),
+    "power_lenience": ("power_lenience", "paper", "ε", "arXiv 2310.08461"),
+    "fuzzy": ("fuzzy:threshold=0.1", "paper", "T", "arXiv 2502.20704"),
+    "bild": ("typical:epsilon=0.00033546,alpha=inf", "BiLD", "rollback", "arXiv 2302.07863"),
+    "top_k": ("top_k:k=10", "paper", "k", CACTUS),
+    "top_k_of_cactus": ("top_k_of_cactus", "Cactus's code", "k", CACTUS),
+    "tempered": ("tempered:temperature=0.8", "baseline", "temperature", "arXiv 2607.08690"),
+    "truncated": ("truncated:top_p=0.95", "baseline", "top_p", "arXiv 2607.26627"),
+    "fly": ("speculative", "vLLM", "fly_window_size", FLY, Fly()),
+    "fly_4": ("speculative", "vLLM", "fly_window_size", FLY, Fly(4)),
+    "fly_2": ("speculative", "vLLM", "fly_window_size", FLY, Fly(2)),
+}.items()}
+# fmt: on
