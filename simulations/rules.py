@@ -113,7 +113,7 @@ def power_lenience(q, p, n, *, epsilon=0.5):
     return (drafted(q, n) ** epsilon / drafted(p, n)).clamp(max=1.0)
 
 
-def unlikely_of_draft(q: Tensor, p: Tensor, k: int) -> Tensor:
+def unlikely_of_draft(q: Tensor, p: Tensor, *, k: int) -> Tensor:
     """Return 1 − p on the target's k likeliest tokens, normalised; q where nothing is left."""
     rest = torch.where(among_likeliest(q, k), 1 - p.double(), 0.0).clamp(min=0.0)
     return normalised_or(rest, q.double())
