@@ -189,42 +189,36 @@ class Fly(Verifier):
         """Return the law of the verdict; ``emitted`` of a sampled draft is an estimate.
 
         Along the path ``waiting[:, c]`` is the mass of rounds that have overridden a rejection
-        and need c more tokens to pass; those at c = 0 may end here. ``reached`` is R.
+        and need c more tokens to pass; at c = 0 it is R, and they may end here.
         """
         q, ids = target_probs.double(), draft.token_ids
         last, chances, window, unsure, possible = self._places(assigned, q, draft)
         p = one_hot(ids, q) if draft.probs is None else draft.probs.double()
         row, goes_on = torch.arange(len(window), device=q.device), following(chances, window)
-        stop, emitted = q.new_zeros(last.shape[:2]), torch.zeros_like(p)
+        stop, free, emitted = [], [], torch.zeros_like(p)
         waiting = q.new_zeros(goes_on.shape[::2])
         waiting[:, 0] = 1.0
-        reached = q.new_zeros(len(window), stop.shape[1] + waiting.shape[1])
-        reached[:, 0] = 1.0
         for place in range(ids.shape[1]):
             q_i, p_i, a_i, gate = q[:, place], p[:, place], chances[:, place], unsure[:, place]
             ahead = goes_on[:, place]
             overlap, beyond = torch.minimum(p_i, q_i), (p_i - q_i).clamp(min=0.0)
             deferred = beyond * (q_i > 0) * (gate * ahead[row, window])[:, None]
             lost = (beyond - deferred).sum(-1, keepdim=True)
-            free = overlap + deferred + lost * last[:, place]
+            mass = waiting[:, :1] * (overlap + deferred + lost * last[:, place])
             bound = (ahead[:, :-1] * waiting[:, 1:]).sum(-1, keepdim=True)
-            emitted[:, place] = normalised_or(waiting[:, :1] * free + bound * overlap, q_i)
-            overridden = (1 - a_i) * (gate & possible[:, place])
-            more = waiting[:, :1] * overridden[:, None]
-            waiting = a_i[:, None] * torch.cat(
-                [waiting[:, :2].sum(-1, keepdim=True), waiting[:, 2:], 0 * more], -1
-            )
-            waiting[row, window] += more[:, 0]
-            reached[:, place + 1] += reached[:, place] * a_i
-            again = overridden * ahead[row, window]
-            reached[row, place + window + 1] += reached[:, place] * again
-            stop[:, place] = reached[:, place] * (1 - a_i - again)
+            emitted[:, place] = normalised_or(mass + bound * overlap, q_i)
+            free.append(waiting[:, 0])
+            overridden = waiting[:, 0] * (1 - a_i) * (gate & possible[:, place])
+            stop.append(waiting[:, 0] * (1 - a_i) - overridden * ahead[row, window])
+            passed = waiting[:, :2].sum(-1, keepdim=True), waiting[:, 2:], 0 * waiting[:, :1]
+            waiting = a_i[:, None] * torch.cat(passed, -1)
+            waiting[row, window] += overridden
         counts = torch.as_tensor(draft.counts, device=q.device)
-        on = torch.arange(ids.shape[1], device=q.device) < counts[:, None]
-        stop[row, counts] = reached[row, counts]
-        stop *= torch.arange(stop.shape[1], device=q.device) <= counts[:, None]
-        alive = stop.flip(-1).cumsum(-1).flip(-1)
-        return VerdictLaw(stop, last, alive, emitted * on[..., None])
+        left = counts[:, None] - torch.arange(last.shape[1], device=q.device)
+        ends = torch.stack([*free, waiting[:, 0]], -1) * (left == 0)
+        ends += torch.stack([*stop, waiting[:, 0]], -1) * (left > 0)
+        alive = ends.flip(-1).cumsum(-1).flip(-1)
+        return VerdictLaw(ends, last, alive, emitted * (left[:, :-1, None] > 0))
 
     def _places(
         self, assigned: Assignment, q: Tensor, draft: Draft
