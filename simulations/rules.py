@@ -9,6 +9,7 @@ Not here, as rows of probabilities do not decide them: MARS (raw logits), ASD (a
 requests carry), vLLM's ``synthetic`` (accepts at given rates whatever was drafted).
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
-from cactus_theory.policies._knobs import Count
+from cactus_theory.policies import SharedResidual
+from cactus_theory.policies._knobs import Count, NotNegative
 from cactus_theory.policies._policy import accept_probability, normalised_or, one_hot
-from cactus_theory.policies.accepted_sets import among_likeliest
+from cactus_theory.policies.accepted_sets import TopK
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 
@@ -88,46 +90,62 @@ def cascade_token_3(q, p, *, alpha=0.95):
     return by_token(q, p, q.double() >= top(q) * (1 - alpha))
 
 
-def drafted(row: Tensor, n: Tensor) -> Tensor:
-    """Return each row's entry of the drafted token, float64."""
-    return row.gather(-1, n[..., None])[..., 0].double()
-
-
-@ct.rule(
-    residual=lambda q, p: q, vectorised=True, direction=1, knob_range=(0.0, 20.0), continuous=False
-)
-def logit_comparison(q, p, n, *, eps=1e-5):
-    """Accept n iff ln p_n ≤ ln q_n + ε, else draw from q.
-
-    MAX compares raw logits, which differ from these by what normalises the two rows.
-    """
-    return (drafted(p, n) <= drafted(q, n) * torch.tensor(eps).double().exp()).double()
-
-
 @ct.rule(
     vectorised=True, direction=-1, strict=1.0, knob_range=(0.01, 1.0), between=True,
     at_least_speculative=True,
 )  # fmt: skip
-def power_lenience(q, p, n, *, epsilon=0.5):
+def power_lenience(q, p, *, epsilon=0.5):
     """Accept n with min(1, q_n^ε/p_n), else draw from (q − p)₊ (DistillSpec, arXiv 2310.08461)."""
-    return (drafted(q, n) ** epsilon / drafted(p, n)).clamp(max=1.0)
+    q, p = q.double(), p.double()
+    accepted = torch.minimum(p, q**epsilon)
+    lost = (p - accepted).sum(-1, keepdim=True)
+    return accepted + lost * normalised_or((q - p).clamp(min=0.0), q)
 
 
-def unlikely_of_draft(q: Tensor, p: Tensor, *, k: int) -> Tensor:
-    """Return 1 − p on the target's k likeliest tokens, normalised; q where nothing is left."""
-    rest = torch.where(among_likeliest(q, k), 1 - p.double(), 0.0).clamp(min=0.0)
-    return normalised_or(rest, q.double())
+@dataclass(frozen=True)
+class LogitComparison(SharedResidual):
+    """Accept n iff ln p_n ≤ ln q_n + ε, else draw from q.
+
+    MAX compares raw logits, which differ from these by what normalises the two rows.
+    """
+
+    eps: NotNegative = 1e-5
+    name = "logit_comparison"
+    knob = "eps"
+
+    @property
+    def declares(self) -> ct.Declaration:
+        """Return: no budget; acceptance grows with ε."""
+        return ct.Declaration(direction=1, continuous=False)
+
+    def acceptance(self, q: Tensor, p: Tensor, n: Tensor) -> Tensor:
+        """Return 1 where the draft's probability is not above e^ε times the target's."""
+        q_n, p_n = (row.double().gather(-1, n) for row in (q, p))
+        return ((p_n * math.exp(-self.eps) <= q_n) & (q_n > 0)).double()
+
+    def residual(self, q: Tensor, p: Tensor, n: Tensor) -> Tensor:
+        """Return q."""
+        return q.double()
 
 
-@ct.rule(
-    residual=unlikely_of_draft, vectorised=True, direction=1, knob_range=(1, 100), continuous=False
-)
-def top_k_of_cactus(q, p, n, *, k: Count = 10):
+@dataclass(frozen=True)
+class TopKOfCactus(TopK):
     """Accept the target's k likeliest tokens, else draw ∝ 1 − p among them (ties, q_n > 0).
 
     The published code also accepts tokens with q = 0 where k exceeds the target's support.
     """
-    return among_likeliest(q, k).gather(-1, n[..., None])[..., 0].double()
+
+    k: Count = 10
+    name = "top_k_of_cactus"
+
+    def residual(self, q: Tensor, p: Tensor, n: Tensor) -> Tensor:
+        """Return 1 − p among the accepted tokens, normalised; q where nothing is left."""
+        rest = torch.where(self.chosen(q), 1 - p.double(), 0.0).clamp(min=0.0)
+        return normalised_or(rest, q.double())
+
+
+# what ``--policy simulations/rules.py:NAME`` finds
+logit_comparison, top_k_of_cactus = LogitComparison(), TopKOfCactus()
 
 
 @dataclass(frozen=True)
@@ -252,7 +270,7 @@ class Shipped(NamedTuple):
     which option sets it there, where this was read, and the verifier that it needs.
     """
 
-    spec: str
+    policy: str | ct.Policy
     engine: str
     flag: str
     source: str
@@ -273,7 +291,7 @@ FIELD = {name: Shipped(*entry) for name, entry in {
                                  "relaxed_delta", TENSORRT),
     "relaxed_max": ("relaxed:k=10,delta=0.6", "MAX", "relaxed_delta", MAX),
     "relaxed_atom": ("relaxed:k=10,delta=0.6,recover=argmax", "ATOM", "–", "rejection_sampler.py"),
-    "logits_max": ("logit_comparison", "MAX", "eps", MAX_LOGITS),
+    "logits_max": (logit_comparison, "MAX", "eps", MAX_LOGITS),
     "medusa": ("typical", "Medusa", "posterior_threshold", "arXiv 2401.10774"),
     "typical_mtplx": ("typical:epsilon=1,alpha=0.09,recover=target", "MTPLX",
                       "--typical-threshold", "MTPLX#478"),
@@ -293,7 +311,7 @@ FIELD = {name: Shipped(*entry) for name, entry in {
     "fuzzy": ("fuzzy:threshold=0.1", "paper", "T", "arXiv 2502.20704"),
     "bild": ("typical:epsilon=0.00033546,alpha=inf", "BiLD", "rollback", "arXiv 2302.07863"),
     "top_k": ("top_k:k=10", "paper", "k", CACTUS),
-    "top_k_of_cactus": ("top_k_of_cactus", "Cactus's code", "k", CACTUS),
+    "top_k_of_cactus": (top_k_of_cactus, "Cactus's code", "k", CACTUS),
     "tempered": ("tempered:temperature=0.8", "baseline", "temperature", "arXiv 2607.08690"),
     "truncated": ("truncated:top_p=0.95", "baseline", "top_p", "arXiv 2607.26627"),
     "fly": ("speculative", "vLLM", "fly_window_size", FLY, Fly()),

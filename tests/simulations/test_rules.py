@@ -13,7 +13,7 @@ from cactus_theory.policies._registry import POLICIES
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.traces import replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from simulations.rules import FIELD, TOKENS, Fly, by_token, drafted, top
+from simulations.rules import FIELD, TOKENS, Fly, by_token, top
 from tests.amounts import amount
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +124,10 @@ def test_a_token_rule_may_accept_less_at_a_larger_alpha():
     assert shares[1] < shares[0] and of_file("cascade_token_2").declares.direction == 0
 
 
+def drafted(row, n):
+    return row.gather(-1, n[..., None])[..., 0].double()
+
+
 @ct.rule(**TOKENS)
 def strictly_above(q, p, *, alpha=0.2):
     return by_token(q, p, q.double() > top(q) - alpha)
@@ -163,19 +167,23 @@ def test_the_published_recovery_of_top_k_by_hand():
 
 def test_the_field_has_every_policy_and_one_line_of_the_page_each():
     assert len(FIELD) >= 20
-    names = {ct.policy(entry.spec).name for entry in FIELD.values()}
+    names = {ct.policy(entry.policy).name for entry in FIELD.values()}
     ours = {name for name, kind in POLICIES.known.items() if kind.__module__.startswith("cactus_")}
     assert names >= ours | {*KNOBS} and len(ours) == 13
     page = PAGE.read_text(encoding="utf-8")
     q, p = pairs(30, 6)
     for name, entry in FIELD.items():
         (line,) = (row for row in page.splitlines() if row.startswith(f"| `{name}` |"))
-        assert f"`{entry.spec}`" in line and entry.flag in line and entry.engine in line
+        assert (
+            f"`{getattr(entry.policy, 'name', entry.policy)}`" in line
+            and entry.flag in line
+            and entry.engine in line
+        )
         assert entry.source in line
         verifier = find_verifier(entry.verifier)
-        verifier.check(ct.policy(entry.spec))
+        verifier.check(ct.policy(entry.policy))
         if verifier.name == "chain":
-            assert np.isfinite(ct.audit(entry.spec, q, p).acceptance).all()
+            assert np.isfinite(ct.audit(entry.policy, q, p).acceptance).all()
         else:
             assert f"`{verifier.spec}`" in line
 
@@ -193,7 +201,7 @@ def test_defaults_of_engines_are_what_they_ship():
         ],
     }
     for name, expected in accepted.items():
-        found = ct.policy(FIELD[name].spec).acceptance(
+        found = ct.policy(FIELD[name].policy).acceptance(
             torch.tensor(q), torch.tensor(p), torch.arange(4)
         )
         np.testing.assert_allclose(found, np.array(expected, dtype=float), atol=EXACT)
@@ -314,9 +322,9 @@ def test_fly_is_lossy_by_hand():
 
 def test_flys_replay_costs_nats_and_accepts_more():
     done = {
-        name: replay("simulations/data/trace", entry.spec, entry.verifier, num_draft_tokens=4)
+        name: replay("simulations/data/trace", entry.policy, entry.verifier, num_draft_tokens=4)
         for name, entry in FIELD.items()
-        if entry.spec == "speculative"
+        if entry.policy == "speculative"
     }
     tokens = {name: each.tokens_per_call.value for name, each in done.items()}
     nats = {name: each.spent["kl"].sum() / each.tokens.sum() for name, each in done.items()}
@@ -329,7 +337,7 @@ def test_what_fly_cannot_do_raises():
     for bad in ("window=0", "entropy=-1", "k=0", "width=3"):
         with pytest.raises(ValueError):
             find_verifier(f"simulations/rules.py:Fly:{bad}")
-    assert find_verifier("simulations/rules.py:Fly:window=2").window == 2
+    assert find_verifier("simulations/rules.py:Fly:window=2").spec.endswith("window=2")
     with pytest.raises(ValueError, match="fly overrides rejections of speculative; got band"):
         Fly().check(ct.policy("band:price=1"))
     with pytest.raises(NotImplementedError, match="give meter=False"):
