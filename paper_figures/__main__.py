@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 def drawable(data: Path) -> list[str]:
     """Return all figures, those of a GPU and of a real model only where these were measured."""
-    tables = {"gpu": ("gpu_verify", "gpu_decode"), "compare": ("compare",)}
+    tables = {"gpu": ("gpu_verify", "gpu_decode"), "answers": ("answers",)}
     return [name for name in names()
             if all((data / f"{one}.csv").is_file() for one in tables.get(name, ()))]  # fmt: skip
 

@@ -1,67 +1,44 @@
-"""Lengths of answers under lossy policies, beside lossless ones of the same prompts."""
+"""Speed over plain decoding and seconds of an answer against nats a token, with 90 %."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
-# half-width of a 95 % interval, in standard errors
-WIDE = 1.96
-# nats a token at which texts of the laws themselves are drawn
-LEVEL = 0.05
-# series → the policy of other figures whose look it has
-LOOK = {
-    "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
-}  # fmt: skip
-# what others measured (github.com/chiatzenw-cur/lossy-token-eff, 2026): the lengths of answers with
-# thinking, of gpt-oss-20b and Qwen3-8B under Cactus at δ = 0.03 to 0.35, over lossless ones. These
-# δ are so many nats a token on our shipped pair; theirs were not metered
-OTHERS, THEIR_NATS = (1.1, 2.5), (0.24, 0.42)
+PANELS = {"over_plain": "tokens/s, × plain", "seconds_per_answer": "seconds an answer"}
+# points to the right and up at which a name stands
+PLACES = {"tempered": (4, -12), "lenience": (6, 10), "band": (-5, 14), "band hold=2": (-6, -4)}
+PLACES |= {"lossless, K = 2": (6, 5)}
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``answers_stories.csv`` and ``lengths_stories.csv``."""
-    figure, (left, right) = style.panels(2, height=3.3)
-    _stories(left, style.read(data / "answers_stories.csv"))
-    _own_laws(right, style.read(data / "lengths_stories.csv"))
-    style.legend_below(figure, left, across=4)
+    """Return the figure from ``answers.csv``: a line a policy, through its levels of nats."""
+    series: dict[str, list[Row]] = {}
+    for row in style.read(data / "answers.csv"):
+        series.setdefault(_name(row), []).append(row)
+    figure, panels = style.panels(len(PANELS), height=2.9)
+    for up, axes, (column, name) in zip((1, -1), panels, PANELS.items(), strict=True):
+        for policy, rows in series.items():
+            right, above = PLACES.get(policy, (6, -6))
+            _line(axes, rows, column, policy, (right, up * above))
+        axes.set(ylabel=name, xlabel="metered nats a token")
+        axes.margins(x=0.18, y=0.12)
     return figure
 
 
-def _stories(axes: Axes, rows: list[Row]) -> None:
-    """Draw the ratio of mean lengths against the metered KL, with 95 % intervals."""
-    for name, look in LOOK.items():
-        own = [row for row in rows if kind(f"{row['method']}:{row['knob']}") == name]
-        spent, ratio, error = style.curve(
-            own, "emitted_kl_per_token", "length_ratio", "length_ratio_se"
-        )
-        options: Any = style.look(look).options() | {"capsize": 2, "label": name}
-        axes.errorbar(spent, ratio, [WIDE * value for value in error], **options)
-    axes.fill_between(THEIR_NATS, *OTHERS, color=style.GRID, lw=0, zorder=0)
-    text = "larger models that think,\nloosest settings (lossy-token-eff)"
-    style.label(axes, text, (THEIR_NATS[0], OTHERS[1]), style.MUTED, shift=(-4, -10), fontsize=7)
-    axes.axhline(1, color=style.INK, lw=1, ls=":")
-    style.log_axis(axes.xaxis, (0.02, 0.05, 0.1, 0.4), "emitted KL, nats per token")
-    axes.set(ylabel="length over lossless, 95 %", title="Stories pair")
+def _line(axes: Axes, rows: list[Row], column: str, name: str, shift: tuple[int, int]) -> None:
+    kind = style.band_of({"policy": rows[0]["method"], "verifier": rows[0]["verifier"]})
+    look = style.look("band_price" if kind == "band" else kind)
+    around: Any = {}
+    for axis, of in (("x", "kl_per_token"), ("y", column)):
+        middle, low, high = ([row[f"{of}{end}"] for row in rows] for end in ("", "_low", "_high"))
+        sides = [[max(a - b, 0) for a, b in zip(*two, strict=True)]
+                 for two in ((middle, low), (high, middle))]  # fmt: skip
+        around |= {axis: middle, f"{axis}err": sides}
+    axes.errorbar(**around, lw=0.8, elinewidth=1.2, **look.options(5))
+    style.label(axes, name, (around["x"][-1], around["y"][-1]), look.colour, shift=shift)
 
 
-def _own_laws(axes: Axes, rows: list[Row]) -> None:
-    """Draw lengths of texts that laws wrote themselves against their expected calls."""
-    for row in (row for row in rows if row["level"] == LEVEL):
-        name = kind(row["policy"])
-        options: Any = style.look(LOOK[name.split(",")[0]]).options(5) | {"capsize": 2}
-        errors = {"xerr": WIDE * row["calls_ratio_se"], "yerr": WIDE * row["length_ratio_se"]}
-        at = row["calls_ratio"], row["length_ratio"]
-        axes.errorbar(*at, **errors, **options)
-        # lenience lies on the band: the name of the band goes to its left
-        shift = (-30, 8) if name == "band" else (5, 6)
-        style.label(axes, name, at, options["color"], shift=shift, ha="left")
-    for line in (axes.axhline, axes.axvline):
-        line(1, color=style.INK, lw=1, ls=":")
-    axes.locator_params(axis="x", nbins=5)
-    axes.set(xlabel="expected calls an answer, over lossless", ylabel="length over lossless, 95 %",
-             title=f"Every token by the law, {LEVEL:g} nats")  # fmt: skip
-
-
-def kind(policy: str) -> str:
-    """Return a policy's name, and a band's boxes after it: ``band``, ``band, head``."""
-    name, _, knobs = policy.partition(":")
-    return ", ".join([name, *(box for box in ("head", "floor", "hold") if f"{box}=" in knobs)])
+def _name(row: Row) -> str:
+    if row["method"] == "speculative":
+        return f"lossless, K = {row['num_draft_tokens']:.0f}"
+    others = (row["knob"] or "").partition(",")[2]
+    return f"{row['method']}{' ' * bool(others)}{others}"

@@ -2,7 +2,7 @@
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
-from .fig_answers import LEVEL, WIDE, kind
+from .fig_lengths import LEVEL, WIDE, kind
 
 # pair → name, and the policy of other figures whose look it has
 PAIRS = {

@@ -19,9 +19,9 @@ GROUPS = {
         "demo": ("the main job: log, solve, audit, decode, tabulate, draw",
                  "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
                  "--num-draft-tokens 3 --repeats 1 --out build/example/demo", "demo"),
-        "compare": ("policies at equal nats on whole answers: speed, score, tests; resumes",
+        "answers": ("policies at equal nats on whole answers: speed, score, tests; resumes",
                     "--policies speculative band --num-prompts 2 --max-new-tokens 12 --cycles 20 "
-                    "--num-draft-tokens 2 3 --timings 1 --out build/example/compare", "compare"),
+                    "--num-draft-tokens 2 3 --timings 1 --out build/example/answers", "answers"),
         "throughput": ("policies and baselines end to end; resumes",
                        "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
                        "--batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
@@ -71,7 +71,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 WRITTEN = ("out", "work", "work_dir")
 
 # commands with threads of their own; the others have one, but for --threads
-OWN_THREADS = ("compare", "throughput", "train-pair", "train-head", "gpu-check")
+OWN_THREADS = ("answers", "throughput", "train-pair", "train-head", "gpu-check")
 
 # of a command whose summary says that it resumes, and of others that keep something
 GOES_ON = "what is finished is kept: the same command goes on from there"

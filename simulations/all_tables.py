@@ -1,6 +1,6 @@
 """Recompute every committed CSV by the command in its head, into --out.
 
-Takes hours: compare's answers 4.4 hours (the seconds in its CSV added up), throughput 16 minutes.
+Takes hours: the whole answers 4.4 hours (the seconds in its CSV added up), throughput 16 minutes.
 --quick takes small settings: the same columns from fewer rows, to see that every command works. A
 command that fails is told, and the others go on; what they print is in OUT/made. Commands that
 resume take up what is there, so name another folder to begin anew. Numbers of a GPU are made by
@@ -79,7 +79,7 @@ ENTRIES = (
           f"{FEW_LAWS} --elsewhere tempered", inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("price_travels_smollm2_skip3=price_travels", FEW_LAWS,
           inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
-    Entry("compare", "--num-prompts 2 --max-new-tokens 8 --cycles 20 --num-draft-tokens 2",
+    Entry("answers", "--num-prompts 2 --max-new-tokens 8 --cycles 20 --num-draft-tokens 2",
           inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/chat.jsonl"),
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "

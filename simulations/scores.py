@@ -1,4 +1,4 @@
-"""Scores of answers for ``compare --score``: (prompt, completion[, columns]) in, a number out."""
+"""Scores of answers for ``answers --score``: (prompt, completion[, columns]) in, a number out."""
 
 import inspect
 from collections.abc import Callable

@@ -107,7 +107,7 @@ def test_policies_are_told_apart_without_colour():
 
 
 def test_what_a_clone_need_not_have_is_drawn_where_it_was_measured(tmp_path):
-    assert {*names()} - {*drawable(tmp_path)} == {"gpu", "compare"}
-    for name in ("gpu_verify", "gpu_decode", "compare"):
+    assert {*names()} - {*drawable(tmp_path)} == {"gpu", "answers"}
+    for name in ("gpu_verify", "gpu_decode", "answers"):
         (tmp_path / f"{name}.csv").touch()
     assert drawable(tmp_path) == names()

@@ -25,7 +25,7 @@ SOLVERS_MAY_SEE = {
 # these end by drawing their pictures; nothing they compute comes from there
 EXCEPTIONS = {
     "simulations/demo.py": {"paper_figures.__main__.draw"},
-    "simulations/compare.py": {"paper_figures.__main__.draw"},
+    "simulations/answers.py": {"paper_figures.__main__.draw"},
 }
 HEAVY = tuple("cvxpy filelock hypothesis matplotlib numba scipy transformers triton".split())
 

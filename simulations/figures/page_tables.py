@@ -59,7 +59,7 @@ def filled(root: Path, name: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](DATA)}{found[3]}", text)
 
 
-# column of a table of ``compare`` → head, digits, and whether with its interval
+# column of a table of ``answers`` → head, digits, and whether with its interval
 COMPARED = {
     "tokens_per_second": ("tokens/s", 1, False), "over_plain": ("× plain", 2, True),
     "over_lossless": ("× lossless", 2, True), "tokens_per_call": ("tokens a call", 2, False),
@@ -71,7 +71,7 @@ COMPARED = {
 
 def compared(data: Path) -> str:
     """Return the README's table: policies at equal nats on whole answers of a real model."""
-    rows, notes = _read(data / "compare.csv", "paper_figures/data")
+    rows, notes = _read(data / "answers.csv", "paper_figures/data")
     known = {column: own for column, own in COMPARED.items() if column in rows[0]}
     lines = [
         (

@@ -97,7 +97,7 @@ def commands(path: str, folder: Path, target: str, draft: str) -> dict[str, list
         "throughput": ["throughput", *small, str(folder / "throughput"), "--policies",
                        "speculative", "--num-draft-tokens", "1", "--batch", "1", "--repeats", "1",
                        "--metered", "1", "--baselines", "plain"],
-        "compare": ["compare", *small, str(folder / "compare"), "--cycles", "8", "--nats", "0.1",
+        "answers": ["answers", *small, str(folder / "answers"), "--cycles", "8", "--nats", "0.1",
                     "--num-draft-tokens", "1", "--policies", "band", "--timings", "1"],
     }  # fmt: skip
 

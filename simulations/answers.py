@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cycles", type=int, help="rounds of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
     add("--batch", type=int, default=1, metavar="B", help="prompts that are answered at once")
-    add("--out", type=Path, default=Path("build/compare"), metavar="DIR")
+    add("--out", type=Path, default=Path("build/answers"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,15 +117,15 @@ def run(args: argparse.Namespace) -> int:
     pair = loaded(args)
     runs = _answered(args, pair, prompts, tuning, unseen)
     rows = rows_of(runs, asked, score, args.seed)
-    publish(args, rows, args.out / "compare.csv", dtype=pair.dtype)
+    publish(args, rows, args.out / "answers.csv", dtype=pair.dtype)
     from paper_figures.__main__ import draw
 
-    draw("compare", args.out, args.out)
+    draw("answers", args.out, args.out)
     print(shown(rows, args))
     if score is not None:
         lossless = next(own for _, line, own in runs if line.method == LOSSLESS)
         print(floor(score, asked, [text for record in lossless for text in record["texts"]]))
-    print(f"written to {args.out}/: compare.csv, compare.png, compare.pdf, journal.jsonl")
+    print(f"written to {args.out}/: answers.csv, answers.png, answers.pdf, journal.jsonl")
     return 0
 
 

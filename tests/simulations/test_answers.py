@@ -18,7 +18,7 @@ from cactus_theory.tuning import Costs
 from simulations.scores import score_of
 
 pytest.importorskip("transformers")
-from simulations import compare
+from simulations import answers
 from simulations.__main__ import main
 from simulations.common import tuned
 from simulations.common.grid import Config
@@ -56,7 +56,7 @@ def test_numbers_are_ratios_of_sums_beside_the_faster_lossless_line(batch) -> No
         runs = [(*own, [{name: one[name] + other[name] for name in one}
                         for one, other in zip(records[::2], records[1::2], strict=True)])
                 for *own, records in runs]  # fmt: skip
-    plain, _, lossless, band, cactus = compare.rows_of(runs, PROMPTS, score, 0)
+    plain, _, lossless, band, cactus = answers.rows_of(runs, PROMPTS, score, 0)
     assert plain["over_plain"] == 1 and lossless["over_lossless"] == 1
     assert {round(band[f"tokens_per_second{end}"], 9) for end in ("", "_low", "_high")} == {20}
     assert band["over_plain"] == pytest.approx(4) and band["over_lossless"] == pytest.approx(2)
@@ -71,7 +71,7 @@ def test_numbers_are_ratios_of_sums_beside_the_faster_lossless_line(batch) -> No
     assert (cactus["p"], cactus["p_of_all"], cactus["prompts_needed"]) == (1, 1, None)
     # of 40 prompts with a spread of √(12/40 − .04): 40 ((1.96 + .8416)/(.2/.0806))²
     assert band["prompts_needed_score"] == pytest.approx(51, abs=4) or batch == 2
-    assert compare._sentence(band).startswith("band:price=1, K 5: 2.00 (2.00 to 2.00) times")
+    assert answers._sentence(band).startswith("band:price=1, K 5: 2.00 (2.00 to 2.00) times")
 
 
 def test_intervals_are_over_prompts() -> None:
@@ -81,7 +81,7 @@ def test_intervals_are_over_prompts() -> None:
         record |= {"seconds": 1.0, "tokens": 10 + 10 * (number % 2)}
     level = [record | {"seconds": 1.0, "tokens": 10} for record in half[2]]
     lossless = (0.0, Config("speculative", 4, 1), level)
-    *_, row = compare.rows_of([lossless, lossless, half], PROMPTS, None, 0)
+    *_, row = answers.rows_of([lossless, lossless, half], PROMPTS, None, 0)
     assert row["over_lossless"] == pytest.approx(1.5)
     assert row["over_lossless_high"] - 1.5 == pytest.approx(1.645 * 0.5 / np.sqrt(40), rel=0.2)
     assert row["p"] is None and "score" not in row
@@ -100,7 +100,7 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
                                 tuned("band:price", "block", 6, 11.0)]},
     }  # fmt: skip
     args = argparse.Namespace(nats=[0.05, 0.1], policies=[], temperature=0.7, batch=1)
-    lines = compare.chosen(args, SimpleNamespace(results=results, path=Path("journal.jsonl")))
+    lines = answers.chosen(args, SimpleNamespace(results=results, path=Path("journal.jsonl")))
     assert [(level, own.method, own.width, own.verifier) for level, own in lines] == [
         (0.0, "plain", 0, "chain"), (0.0, "speculative", 3, "block"),
         (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),
@@ -111,7 +111,7 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
                for level in args.nats}  # fmt: skip
     journal = SimpleNamespace(results=results, path=Path("journal.jsonl"))
     with pytest.raises(ValueError, match=r"must leave a line; None at 0.05. None at 0.1.$"):
-        compare.chosen(args, journal)
+        answers.chosen(args, journal)
 
 
 def test_a_policy_may_be_within_the_larger_of_two_levels_alone(monkeypatch) -> None:
@@ -133,12 +133,12 @@ def test_a_policy_may_be_within_the_larger_of_two_levels_alone(monkeypatch) -> N
     tuned.tune_all(args, journal, pair, [[1]], 8, cycles=1, cuts=WHOLE)
     found = {level: {own["family"] for own in results[key(level)]["lines"]} for level in args.nats}
     assert len(made) == 1 and found == {0.05: {LOSSLESS}, 9.0: {LOSSLESS, "mixture:alpha=0.9"}}
-    assert "mixture:alpha=0.9 spends at most 0.05" in compare.over(args, journal)[0]
+    assert "mixture:alpha=0.9 spends at most 0.05" in answers.over(args, journal)[0]
 
 
 def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, capsys) -> None:
     (tmp_path / "p.jsonl").write_text('{"question": "one"}\n' * 4)
-    asked = ["compare", "--target", "nothing", "--prompts", f"{tmp_path}/p.jsonl"]
+    asked = ["answers", "--target", "nothing", "--prompts", f"{tmp_path}/p.jsonl"]
     for more, said in (("--score gsm8k", "p.jsonl must hold 'answer' for this score"),
                        ("--batch 2", "must be below the 2 prompts that are answered")):  # fmt: skip
         assert main([*asked, *more.split(), "--out", f"{tmp_path}/out"]) == 2
@@ -147,22 +147,22 @@ def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, caps
 
 @thorough
 def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
-    asked = ("compare --policies tempered band,hold=eos mixture:alpha=0.9 --num-prompts 3 "
+    asked = ("answers --policies tempered band,hold=eos mixture:alpha=0.9 --num-prompts 3 "
              "--max-new-tokens 6 --num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 "
              f"--top-p 0.95 --batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
     assert main(asked) == 0
-    rows, notes = read_csv(tmp_path / "compare.csv")
+    rows, notes = read_csv(tmp_path / "answers.csv")
     kept = (tmp_path / "journal.jsonl").read_text()
     methods = ["plain", "speculative", "speculative", "band", "tempered"]
     assert [row["method"] for row in rows] == methods
     assert {json.loads(own)["job"].count("tuned") for own in kept.splitlines()[1:]} == {0, 1}
     assert json.loads(kept.splitlines()[1])["costs"]["batch"] == 2
     assert all(float(row["kl_per_token"]) > 0 for row in rows[3:]) and "hold" in rows[3]["knob"]
-    assert (tmp_path / "compare.png").is_file() and notes["dtype"] == "float32"
+    assert (tmp_path / "answers.png").is_file() and notes["dtype"] == "float32"
     (tmp_path / "mine.py").write_text("def score(prompt, text):\n    return len(text) > 9")
     assert main([*asked, "--score", f"{tmp_path}/mine.py:score"]) == 0
     assert (tmp_path / "journal.jsonl").read_text() == kept
-    assert "score" in read_csv(tmp_path / "compare.csv")[0][0]
+    assert "score" in read_csv(tmp_path / "answers.csv")[0][0]
     said = capsys.readouterr().out
     assert "prompts make that significant" in said
     assert said.count("No setting of mixture:alpha=0.9 spends at most 0.05 nats of KL") == 2
