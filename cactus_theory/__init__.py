@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cactus_theory.policies import read_policy as policy
     from cactus_theory.policies._rule import rule
     from cactus_theory.tuned import load_tuned
+    from cactus_theory.tuning.knobs import solve_knob
     from cactus_theory.verify import verify_block, verify_chain, verify_tree
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "register_divergence",
     "rule",
     "selection_law",
+    "solve_knob",
     "verify_block",
     "verify_chain",
     "verify_tree",
@@ -81,6 +83,7 @@ _NAMES = {
     "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
     "policies._rule": "rule",
     "tuned": "load_tuned",
+    "tuning.knobs": "solve_knob",
     "verify": "verify_block verify_chain verify_tree",
 }
 _FROM = {

@@ -171,18 +171,33 @@ def _measured(
     policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
     """Return acceptance, raised mass, what :func:`_spent` does, optima and every divergence."""
+    law, accepted = law_and_acceptance(policy, q, p)
+    kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
+    values = [kind.value(law, q) for kind in kinds]
+    optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
+    raised = raised_off_head(law, q)
+    return [accepted, raised, *_spent(policy, q, p, law), *optima, *values]
+
+
+def law_and_acceptance(policy: Policy, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the emitted law (N, V) and the acceptance (N,) of rows, float64.
+
+    ValueError for a law without finite mass, and for a φ that is no probability.
+    """
     law = lawful(called(policy), policy.emitted(q, p))
     phi = policy.acceptance_row(q, p)
     wrong = ((phi < 0) | (phi > 1 + BUDGET_TOLERANCE)) & (p > 0)
     if bool(wrong.any()):
         got = float(phi[wrong][0])
         raise ValueError(f"{called(policy)}: must accept with a probability, 0 to 1; got {got:.6g}")
-    accepted = (p * phi).sum(-1)
-    kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
-    values = [kind.value(law, q) for kind in kinds]
-    optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
-    raised = raised_off_head(law, q)
-    return [accepted, raised, *_spent(policy, q, p, law), *optima, *values]
+    return law, (p * phi).sum(-1)
+
+
+def best_acceptance(q: Tensor, p: Tensor, kind: Divergence, spent: Tensor) -> Tensor:
+    """Return the best acceptance (N,) of each row at the divergence ``spent`` on it."""
+    geometry = geometry_of(q, p, kind)
+    edges = solve_edges(geometry, "delta", spent.clamp(min=0.0))
+    return geometry.measured(edges).acceptance
 
 
 def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
@@ -224,12 +239,11 @@ def _optima(
 ) -> tuple[Tensor, Tensor]:
     """Return the best acceptance at ``spent`` and the least divergence at ``accepted``."""
     geometry = geometry_of(q, p, kind)
-    equal_spend = solve_edges(geometry, "delta", spent.clamp(min=0.0))
     reachable = geometry.reachable
     equal_acceptance = solve_edges(geometry, "acceptance", torch.minimum(accepted, reachable))
     least = geometry.measured(equal_acceptance).divergence
     beyond = accepted > reachable + BUDGET_TOLERANCE
-    return geometry.measured(equal_spend).acceptance, torch.where(beyond, torch.nan, least)
+    return best_acceptance(q, p, kind, spent), torch.where(beyond, torch.nan, least)
 
 
 def _few_rows(

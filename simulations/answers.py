@@ -5,7 +5,7 @@ reads --nats a token, calls timed; every policy gets the verifier and K that are
 Of the other half --num-prompts are answered to their end, once by every line, in turns: prompt
 after prompt, or --batch at once, lines in an order drawn anew. Metering is not timed.
 
-A policy is a family of tune (``band:price``; ``band,hold=eos`` with other knobs fixed), by its
+A policy is a family of tune (``band:price``; ``band:hold=eos`` with other knobs fixed), by its
 first word if that is enough; ``tempered`` is lossless sampling of another target: tempered.
 Lossless drafting is decoded at its best K and one less; × lossless and scores are beside the faster
 of both on these prompts. Intervals are 90 %, over prompts, or batches of them, resampled. Scores of
@@ -53,7 +53,7 @@ from .common.statistics import Draws, interval, resamples
 from .common.tuned import config, key, tune_all
 from .scores import Score, score_of
 
-POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band,hold=eos", "tempered")
+POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band:hold=eos", "tempered")
 # most new tokens of the texts that are logged and timed, and the most entries of logged rows
 TUNED_TOKENS, LOGGED = 48, 6_400_000
 # columns with an interval, and their heads

@@ -24,7 +24,8 @@ from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Replay, valued
-from cactus_theory.tuning.families import Family, Knobs, families
+from cactus_theory.tuning.families import Family, families
+from cactus_theory.tuning.knobs import Knobs
 
 from .common.inputs import at_least
 from .common.results import columns, publish, values_of
@@ -153,24 +154,13 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
     return OwnTexts(whole, ends, args.num_draft_tokens)
 
 
-class _Knobs(Knobs):
-    """Knobs of a family whose replays are of another kind than a trace's."""
-
-    def __init__(self, family: Family, width: int, run: Callable[[Policy], Replay]) -> None:
-        super().__init__(None, family, [width], "kl")  # type: ignore[arg-type]
-        self.run = run
-
-    def _replay(self, looseness: float, width: int) -> Replay:
-        self.replays[width][looseness] = self.run(self.family.policy(looseness))
-        return self.replays[width][looseness]
-
-
 def _solved(texts: OwnTexts, family: Family, levels: Sequence[float], run: Run) -> list[Row]:
     """Return at each level, or at the family's loosest: knob, tokens a call, acceptance, nats."""
-    knobs, rows = _Knobs(family, texts.width, partial(run, texts)), []
-    tried = knobs.replays[texts.width]
+    knobs = Knobs(family, [0], lambda policy, width: {width: run(texts, policy)},
+                  lambda own: own.divergence_per_token().value)  # fmt: skip
+    tried, rows = knobs.replays[0], []
     for level in levels:
-        replay = knobs.at(texts.width, level)
+        replay = knobs.within(0, level)
         if replay is None:
             raise ValueError(f"--level: {family.name} spends more at any knob; got {level}")
         x = next(x for x, one in tried.items() if one is replay)

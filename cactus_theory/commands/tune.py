@@ -40,7 +40,8 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
-from cactus_theory.tuning.families import OTHERS, USUAL, checked_level, families
+from cactus_theory.tuning.families import USUAL, families
+from cactus_theory.tuning.knobs import checked_level
 from cactus_theory.tuning.measure import (
     REPEATS,
     Prompts,
@@ -71,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--batch", type=int, default=1, metavar="B", help="texts decoded together (1)")
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
     add("--policies", nargs="+", metavar="NAME",
-        help=f"families ({', '.join((*USUAL, *OTHERS))}), by their first word if that is enough, "
+        help=f"families ({', '.join(USUAL)}), by their first word if that is enough, "
         "or whole specs; lossless is among them anyway")  # fmt: skip
     add("--cost-ratio", type=float, metavar="C",
         help="without models: cost of drafting a token, in steps of plain decoding")  # fmt: skip

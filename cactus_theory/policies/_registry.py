@@ -96,6 +96,16 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     return _at_knobs(_known(name), name, spec, values)
 
 
+def class_of(spec: str | Policy | type[Policy]) -> type[Policy]:
+    """Return the class of the policy that a spec names, whatever its knobs; raises as above."""
+    entry: Any = spec
+    if isinstance(spec, str):
+        entry = POLICIES.read(spec)[0] if names_a_file(spec) else _known(parse_spec(spec)[0])
+    elif not isinstance(spec, Policy | type):
+        raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
+    return entry if isinstance(entry, type) else type(entry)
+
+
 def _known(name: str) -> Any:
     """Return the policy that is registered under a name, or the ``@ct.rule`` of this process."""
     places = [place for place, kind in DEFINED.items() if kind.name == name]

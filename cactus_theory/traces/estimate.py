@@ -169,6 +169,11 @@ class Replay:
         """Return accepted drafted tokens per target call."""
         return ratio_of_sums(self.accepted_at.sum(0), self.cycles, self.source)
 
+    @property
+    def acceptance(self) -> Estimate:
+        """Return the share of drafted tokens accepted among those that are decided."""
+        return ratio_of_sums(self.accepted_at.sum(0), self.reached.sum(0), self.source)
+
     @cached_property
     def acceptance_by_position(self) -> tuple[Estimate, ...]:
         """Return, for each place in a draft, the share of tokens accepted among those reached."""

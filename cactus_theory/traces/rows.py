@@ -11,8 +11,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.emitted import audit
+from cactus_theory.emitted import audit, best_acceptance, law_and_acceptance
 from cactus_theory.policies import Declaration, Policy, read_policy
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
@@ -94,6 +95,44 @@ class PooledAudit:
     raised_off_head: Estimate
     share: Estimate
     held: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class RowMeans:
+    """What a policy emits on rows: means over all rows, and the most that is spent on one.
+
+    Attributes
+    ----------
+    policy : its spec.
+    acceptance, divergence, entropy : Σ p φ, D(emitted‖q), and the entropy of the emitted law, nats.
+    largest : of all rows, the largest divergence.
+    share : as of :class:`PooledAudit`; NaN unless it was asked for.
+    """
+
+    policy: str
+    acceptance: Estimate
+    divergence: Estimate
+    entropy: Estimate
+    largest: float
+    share: Estimate
+
+
+@one_thread()
+def row_means(policy: Policy, source: Source, kind: Divergence, best: bool = False) -> RowMeans:
+    """Return the means of a policy over all rows, ``best`` beside the best acceptance of each."""
+    sums, largest = np.zeros((5, source.texts)), 0.0
+    for text, q, p in row_pairs(source, ENTRIES):
+        law, accepted = law_and_acceptance(policy, q, p)
+        spent = kind.value(law, q)
+        largest = max(largest, float(spent.max()))
+        optimum = best_acceptance(q, p, kind, spent) if best else torch.zeros_like(spent)
+        parts = torch.ones_like(spent), accepted, spent, torch.special.entr(law).sum(-1), optimum
+        np.add.at(sums.T, text.numpy(), torch.stack(parts, -1).numpy())
+    rows, accepted, *means, optima = sums
+    ratio = lambda above, below: ratio_of_sums(above, below, source.fingerprint)  # noqa: E731
+    divergence, entropy = (ratio(own, rows) for own in means)
+    share = ratio(accepted, optima)
+    return RowMeans(policy.spec, ratio(accepted, rows), divergence, entropy, largest, share)
 
 
 def row_pairs(

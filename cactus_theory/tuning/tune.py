@@ -21,7 +21,8 @@ from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
-from cactus_theory.tuning.families import TOLERANCE, Family, Knobs, checked_level, families
+from cactus_theory.tuning.families import Family, families
+from cactus_theory.tuning.knobs import TOLERANCE, checked_level, trace_knobs
 from cactus_theory.tuning.measure import TimedSetting
 
 # K that are tried, closer together where a token more matters more
@@ -140,7 +141,7 @@ def tune(
     level : divergence per emitted token that may be metered, in its unit (nats for KL).
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
-    policies : as :func:`cactus_theory.tuning.families.families`.
+    policies : as ``specs`` of :func:`cactus_theory.tuning.families.families`.
     seed : of the halves of the texts, which are random.
     on_step : called with what is done, how many steps of it are, and of how many.
 
@@ -208,14 +209,12 @@ def _solved(
     solved, total, tried = [], len(candidates) * len(widths), dict[str, list[float]]()
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
-        knobs = Knobs(trace, family, widths, divergence)
+        knobs = trace_knobs(trace, family, widths, divergence)
         for place, width in enumerate(widths):
             knobs.on_pass = partial(step, number * len(widths) + place, total)
-            if (replay := knobs.at(width, level)) is not None:
+            if (replay := knobs.within(width, level)) is not None:
                 solved.append((family, replay))
-            replays = knobs.replays[width].values()
-            spent = (own.divergence_per_token(divergence).value for own in replays)
-            tried.setdefault(family.name, []).extend(spent)
+            tried.setdefault(family.name, []).extend(knobs.spent[width].values())
     on_step("solving knobs", total, total)
     within = {family.name for family, _ in solved}
     return solved, {name: min(spent) for name, spent in tried.items() if name not in within}

@@ -147,7 +147,7 @@ def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, caps
 
 @thorough
 def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
-    asked = ("answers --policies tempered band,hold=eos mixture:alpha=0.9 --num-prompts 3 "
+    asked = ("answers --policies tempered band:hold=eos mixture:alpha=0.9 --num-prompts 3 "
              "--max-new-tokens 6 --num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 "
              f"--top-p 0.95 --batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
     assert main(asked) == 0

@@ -152,14 +152,14 @@ def test_parts_of_a_replay_are_replays_of_parts(trace) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"level": 0.0}, r"divergence-per-token: must lie in \(0"),
-        ({"level": float("inf")}, "divergence-per-token: must be finite"),
+        ({"level": 0.0}, r"nats: must lie in \(0"),
+        ({"level": float("inf")}, "nats: must be finite"),
         ({"level": 0.1, "divergence": "kll"}, "'kll'"),
         ({"level": 0.1, "widths": [5]}, "num_draft_tokens: must be at most the 4 logged; got 5"),
         ({"level": 0.1, "widths": [0]}, "num_draft_tokens: must be an integer of at least 1"),
         ({"level": 0.1, "widths": []}, "num_draft_tokens: must hold at least one"),
         ({"level": 0.1, "policies": ["soft"]}, "'soft'"),
-        ({"level": 0.1, "policies": ["band:prize"]}, "must be a policy with its knobs, or one of"),
+        ({"level": 0.1, "policies": ["band:prize"]}, "knob: must be one of delta, price"),
     ],
 )
 def test_bad_requests_are_named(trace, cheap, options, said: str) -> None:
