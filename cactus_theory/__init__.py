@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cactus_theory.policies import read_policy as policy
     from cactus_theory.policies._rule import rule
     from cactus_theory.tuned import load_tuned
+    from cactus_theory.tuning.compare import compare
     from cactus_theory.tuning.knobs import solve_knob
     from cactus_theory.verify import verify_block, verify_chain, verify_tree
 
@@ -50,6 +51,7 @@ __all__ = [
     "PerProposal",
     "Policy",
     "audit",
+    "compare",
     "confidence_bound",
     "cut_rows",
     "divergence",
@@ -83,6 +85,7 @@ _NAMES = {
     "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
     "policies._rule": "rule",
     "tuned": "load_tuned",
+    "tuning.compare": "compare",
     "tuning.knobs": "solve_knob",
     "verify": "verify_block verify_chain verify_tree",
 }

@@ -1,7 +1,7 @@
 """The command line ``cactus-theory``; its subcommands are in :mod:`cactus_theory.commands`.
 
 Exit codes: 0 done; 1 a property is broken (``check``), or no lossy policy spends so little
-(``tune``); 2 bad input, in one line on stderr;
+(``tune``), or one does not spend what was asked (``compare``); 2 bad input, in one line on stderr;
 3 a rule did not answer in time (``check``), or there are too few texts to say anything
 (``expect``, ``tune``); 130 interrupted, in one line on stderr.
 """
@@ -17,9 +17,17 @@ with importing("cactus-theory"):
     from cactus_theory.base import arguments as check
     from cactus_theory.base.help_pages import add_commands
     from cactus_theory.base.specs import blamed
-    from cactus_theory.commands import COMMANDS, tune
+    from cactus_theory.commands import COMMANDS
     from cactus_theory.commands.flags import check_outputs
     from cactus_theory.traces.estimate import CannotSay
+
+
+# what an interrupted command has kept
+KEPT = {
+    "compare": "lines made so far are in --csv, if that was given",
+    "trace": "texts logged so far are kept in --out: the same command goes on from there",
+    "tune": "texts logged so far are kept in --work: the same command goes on from there",
+}
 
 
 @ends_quietly
@@ -37,8 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        kept = tune.KEPT if command == "tune" else None
-        return interrupted(f"cactus-theory {command}", kept)
+        return interrupted(f"cactus-theory {command}", KEPT.get(command))
     except (Exception, SystemExit) as error:
         if (said := blamed(error)) is None and not isinstance(error, REPORTED):
             raise

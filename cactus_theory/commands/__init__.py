@@ -10,6 +10,9 @@ COMMANDS = {
                   "simulations/data/rows.npz --delta 0.1"),
         "audit": ("what a policy emits, costs and declares",
                   "simulations/data/rows.npz --policy cactus:delta=0.1 --policy band:price=1"),
+        "compare": ("policies at equal nats, or equal acceptance, on rows or a trace",
+                    "simulations/data/rows.npz --policy simulations/data/my_rule.py:my_rule "
+                    "--policy lenience --policy band --nats 0.02 0.05"),
         "check": ("look for rows on which a policy is wrong",
                   "simulations/data/my_rule.py:my_rule --examples 200"),
     },

@@ -46,7 +46,7 @@ Line = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_rows(parser)
-    add_policy(parser, several=True)
+    add_policy(parser, "for one table of several policies", required=True)
     parser.add_argument(
         "--plot", metavar="FILE", help="draw policies and the frontier of the rows; .png .pdf .svg"
     )

@@ -37,16 +37,32 @@ def refuse(args: argparse.Namespace, names: Iterable[str], rule: str, **usual: A
             raise ValueError(f"{flag(name)}: {rule}; got {got}")
 
 
-def add_policy(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Declare ``--policy``: one or more with ``several``, else what :func:`one_policy` takes."""
-    more = "; may be repeated, for one table of several policies" if several else ""
-    parser.add_argument(
-        "--policy",
-        required=several,
-        action="append",
-        help=f"one of {', '.join(POLICIES.names())}, or FILE.py:NAME; with :knob=value,knob=value"
-        + more,
-    )
+class Repeated(argparse.Action):
+    """A flag that is repeated for several values, which then replace its default."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        """Add a value to those that were given."""
+        own = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [values] if own is self.default else [*own, values])
+
+
+def add_policy(
+    parser: argparse.ArgumentParser,
+    several: str = "",
+    *,
+    required: bool = False,
+    default: Sequence[str] | None = None,
+) -> None:
+    """Declare ``--policy``, repeated for ``several``, else what :func:`one_policy` takes."""
+    text = f"one of {', '.join(POLICIES.names())}, or FILE.py:NAME; with :knob=value,knob=value"
+    text += f"; may be repeated, {several}" * bool(several)
+    add = partial(parser.add_argument, "--policy", action=Repeated, metavar="SPEC")
+    add(required=required, default=default, help=text)
+
+
+def add_nats(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
+    """Declare ``--nats``: the divergence of an emitted token, in the divergence's unit."""
+    parser.add_argument("--nats", type=float, metavar="NATS", help=text, **options)
 
 
 def one_policy(args: argparse.Namespace) -> str | None:
@@ -120,7 +136,7 @@ def rendered_ids(
 
 # flags that make rows of logits
 OF_LOGITS = ("temperature", *(field.name for field in fields(Cuts)))
-OUTPUTS = {"csv": (".csv",), "plot": tuple(METADATA)}
+OUTPUTS = {"csv": (".csv",), "latex": (".tex",), "plot": tuple(METADATA)}
 OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
 
 

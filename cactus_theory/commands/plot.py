@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,64 @@ def save_plot(path: str, line: Any, divergence: str, points: Sequence[Point]) ->
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
         _draw(figure.subplots(), line, divergence, points)
         write_picture(path, figure)
+
+
+# widths of pictures in inches: of a page, of one of its two columns
+WIDTHS = {"page": 7.2, "column": 3.4}
+
+
+def save_comparison(path: str, found: Any, line: Any, width: str) -> None:
+    """Draw each policy of a comparison through the nats that it spends, and the pooled optimum.
+
+    Parameters
+    ----------
+    found : a :class:`cactus_theory.tuning.compare.Comparison`.
+    line : the pooled frontier of the rows; None on a trace, whose tokens a call have none.
+    width : of WIDTHS.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    curves: dict[str, list[tuple[float, float, float]]] = {}
+    first, start = found.lines[0], (0.0, 1.0, 0.0)
+    traced = "tokens_per_call" in first
+    many = len({(own.get("verifier"), own.get("num_draft_tokens")) for own in found.lines}) > 1
+    for own in found.lines:
+        if own["nats"] is not None and own["nats"] < math.inf and own["policy"] != first["policy"]:
+            name = short(own["policy"], own["knob"])
+            name += f", {own['verifier']}, K = {own['num_draft_tokens']}" if many else ""
+            points = curves.setdefault(name, [start] if own["held"] else [])
+            points.append((own["nats"], own["over_lossless"], own["over_lossless_se"]))
+    with matplotlib.rc_context(settings()):
+        figure = Figure(figsize=(WIDTHS[width], 3.2), layout="constrained")
+        axes = figure.subplots()
+        if line is not None:
+            most = max((spent for own in curves.values() for spent, _, _ in own), default=0.0)
+            shown = np.asarray(line.delta) <= BEYOND * most
+            optimum = np.asarray(line.acceptance)[shown] / first["acceptance"]
+            options: Any = {"color": COLOUR["draft"], "lw": 3, "label": "optimum over all rows"}
+            axes.plot(np.asarray(line.delta)[shown], optimum, **options)
+        for number, (name, points) in enumerate(curves.items()):
+            spent, ratio, error = zip(*sorted(points), strict=True)
+            colour = OPTIMUM if name == "band" else COLOURS[number % (len(COLOURS) - 1)]
+            options = {"marker": MARKERS[number % len(MARKERS)], "color": colour, "label": name}
+            bars = None if np.isnan(error).any() else error
+            axes.errorbar(spent, ratio, bars, ms=4, lw=1.2, elinewidth=0.7, **options)
+        axes.plot(*start[:2], "s", color=INK, label="lossless", zorder=5)
+        kind = {"kl": "KL"}.get(found.notes["divergence"], found.notes["divergence"])
+        axes.set_xlabel(f"{kind}, nats a {'token' if traced else 'row'}")
+        axes.set_ylabel(f"{'tokens a call' if traced else 'acceptance'}, × lossless")
+        across: Any = {"ncols": 2 if width == "column" else 4, "frameon": False, "fontsize": 7.5}
+        figure.legend(loc="outside lower center", **across)
+        write_picture(path, figure)
+
+
+def short(policy: str, knob: float | None) -> str:
+    """Return a policy's name without its folder and the knob that was solved, for a legend."""
+    name = re.sub(r"^.*?([^/]*)\.py:", "", policy)
+    head, _, knobs = name.partition(":")
+    others = [own for own in knobs.split(",") if own and own.partition("=")[2] != str(knob)]
+    return " ".join([head, *others])
 
 
 def write_picture(path: str, figure: Any) -> None:

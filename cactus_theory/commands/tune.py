@@ -92,8 +92,6 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object only")
 
 
-# message about the results that an interrupted command has kept
-KEPT = "texts logged so far are kept in --work: the same command goes on from there"
 WORK = Path("build/tune")  # of folders of logged rows, named by all that these depend on
 
 

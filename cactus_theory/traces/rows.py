@@ -99,7 +99,7 @@ class PooledAudit:
 
 @dataclass(frozen=True, eq=False)
 class RowMeans:
-    """What a policy emits on rows: means over all rows, and the most that is spent on one.
+    """Means over rows of a policy's acceptance and emitted law, and the most spent on a row.
 
     Attributes
     ----------

@@ -5,7 +5,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.traces import replay
-from cactus_theory.tuning.knobs import CLOSE, TOLERANCE, Unsolved
+from cactus_theory.tuning.knobs import CLOSE, EXACT, Unsolved
 
 DRAWN = np.random.default_rng(5)
 ROWS = tuple(DRAWN.dirichlet(np.full(24, 0.3), 60) for _ in range(2))
@@ -24,7 +24,7 @@ def spent(policy: ct.Policy) -> tuple[float, float]:
 def test_every_continuous_knob_is_solved(name: str) -> None:
     for level in (0.01, 0.2):
         found, _ = spent(ct.solve_knob(name, ROWS, nats=level))
-        assert found == pytest.approx(level, rel=TOLERANCE)
+        assert found == pytest.approx(level, rel=EXACT)
     if name not in ("tempered", "thresholds"):  # which accept less than lossless sampling may
         level = 0.5 * (spent(ct.policy("speculative"))[1] + 0.9)
         _, accepted = spent(ct.solve_knob(name, ROWS, acceptance=level))
@@ -81,7 +81,7 @@ def plain(q, p, n):
 @pytest.mark.parametrize("rule", [there_and_back, declared, undeclared, limited])
 def test_rules_are_solved_by_what_they_declare_monotone_or_not(rule) -> None:
     solved = ct.solve_knob(rule, ROWS, nats=0.01)
-    assert spent(solved)[0] == pytest.approx(0.01, rel=TOLERANCE)
+    assert spent(solved)[0] == pytest.approx(0.01, rel=EXACT)
     assert type(solved) is type(rule)
 
 
@@ -120,7 +120,7 @@ def test_bad_requests_are_named(given, said: str) -> None:
 def test_on_a_trace_the_meter_is_solved_for_a_verifier_and_k(trace) -> None:
     solved = ct.solve_knob("band", trace, nats=0.05, verifier="block", num_draft_tokens=2)
     again = replay(trace, solved, "block", num_draft_tokens=2)
-    assert again.divergence_per_token().value == pytest.approx(0.05, rel=TOLERANCE)
+    assert again.divergence_per_token().value == pytest.approx(0.05, rel=EXACT)
     solved = ct.solve_knob("lenience", trace.folder, acceptance=0.9)
     assert replay(trace, solved).acceptance.value == pytest.approx(0.9, rel=CLOSE)
 

@@ -1,0 +1,72 @@
+"""``cactus-theory compare``: policies at equal nats, or equal acceptance, on rows or on a trace."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cactus_theory.base import defaults
+from cactus_theory.base.files import write_whole
+from cactus_theory.base.tables import print_json, write_csv
+from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import (
+    add_nats,
+    add_policy,
+    add_rows,
+    refuse,
+    shown_frontier,
+    source,
+)
+from cactus_theory.commands.plot import WIDTHS, save_comparison
+from cactus_theory.divergences import read_divergence
+from cactus_theory.traces.rows import SavedRows
+from cactus_theory.tuning.compare import compare
+from cactus_theory.verify.contract import verifiers
+
+USUAL = {"verifier": [defaults.VERIFIER]}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add_rows(parser)
+    add_policy(parser, "the first is what others are compared with (all of these); a knob without "
+               "a value is solved")  # fmt: skip
+    add_nats(parser, "divergence a row, or a token of a trace, that each policy spends (0.05)",
+             nargs="+", default=[])  # fmt: skip
+    add("--acceptance", type=float, nargs="+", default=[], metavar="SHARE",
+        help="also, or instead: acceptance that each policy has")  # fmt: skip
+    add("--verifier", nargs="+", default=USUAL["verifier"], metavar="NAME",
+        help=f"of a trace: {', '.join(verifiers())} (%(default)s)")  # fmt: skip
+    add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="of a trace: cut drafts to K")
+    add("--latex", metavar="FILE.tex", help="also save the table for LaTeX (package booktabs)")
+    add("--plot", metavar="FILE", help="draw the policies through their nats; .png .pdf .svg")
+    add("--width", choices=tuple(WIDTHS), default="page", help="of the picture (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; return 0 if every policy has what was asked, else 1."""
+    if not Path(args.target).is_dir():
+        refuse(args, ("verifier", "num_draft_tokens"), "must be given with a trace", **USUAL)
+    rows, kind = source(args), read_divergence(args.divergence)
+    progress = Progress("solving knobs, lines", 1)
+
+    def keep(lines: list[dict[str, Any]], total: int) -> None:
+        progress.of(len(lines), total)
+        if args.csv:
+            write_csv(args.csv, lines, {"divergence": kind.spec})
+
+    held: dict[str, Any] = {"nats": args.nats, "acceptance": args.acceptance}
+    ways: dict[str, Any] = {"verifiers": args.verifier, "widths": args.num_draft_tokens or [None]}
+    found = compare(args.policy, rows, divergence=kind, on_line=keep, **held, **ways)
+    if args.latex:
+        write_whole(args.latex, found.latex().encode())
+    if args.plot:
+        line = None
+        if isinstance(rows, SavedRows) and kind.additive and kind.priced:
+            line = shown_frontier(rows.target_probs, rows.draft_probs, kind.spec)
+        save_comparison(args.plot, found, line, args.width)
+    if args.json:
+        print_json(found.notes | {"solved": found.solved, "lines": found.lines})
+    else:
+        print(found)
+    return 0 if found.solved else 1

@@ -1,0 +1,277 @@
+"""Policies side by side at equal nats, or at equal acceptance, on rows or on a trace."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cactus_theory.base import defaults
+from cactus_theory.base.significance import items_needed
+from cactus_theory.base.tables import fitted, width_of_terminal
+from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
+from cactus_theory.policies import Policy, list_policies
+from cactus_theory.traces.ends import LOSSLESS
+from cactus_theory.traces.estimate import Estimate, Replay, valued
+from cactus_theory.traces.replays import draft_width
+from cactus_theory.traces.rows import RowMeans, SavedRows, Source, row_means
+from cactus_theory.traces.trace import Trace
+from cactus_theory.tuning.families import Family, family_of
+from cactus_theory.tuning.knobs import Knobs, checked_level, knobs_of, source_of
+from cactus_theory.verify.contract import find_verifier
+
+Line = dict[str, Any]
+# nats that policies are compared at, where nothing is asked for
+USUAL_NATS = (0.05,)
+# relative distance in nats up to which the pooled optimum is read off the tangent of a known point:
+# the acceptance is then too high by less than 1e-5 of itself on the shipped rows
+NEAR = 0.01
+WIDEST = 140
+# columns that are means over rows, or their maximum
+OF_ROWS = "entropy", "largest_row", "share_of_row_optimum", "share_of_pooled_optimum"
+# column of a table → head, and how its value is shown
+COLUMNS = {
+    "policy": ("policy", ""), "verifier": ("verifier", ""), "num_draft_tokens": ("K", "d"),
+    "tokens_per_call": ("tokens\n/call", ".3f±"), "acceptance": ("acceptance", ".4f±"),
+    "over_lossless": ("×\nlossless", ".3f±"), "over_first": ("×\nfirst", ".3f±"),
+    "texts_needed": ("texts\nneeded", ",d"), "nats": ("nats", ".4f"),
+    "entropy": ("entropy", ".2f"), "largest_row": ("largest\nrow", ".2f"),
+    "share_of_row_optimum": ("of\nrow", ".4f"), "share_of_pooled_optimum": ("of\npooled", ".4f"),
+}  # fmt: skip
+LEGEND = """\
+± one standard error over texts; ratios are paired by text, and texts needed make the one to the
+first policy significant; of row, of pooled: share of the best acceptance for the nats that are
+spent, row by row, and at one price on all rows"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Lines of a comparison, lossless sampling first; ``str`` gives the table, ``latex`` another.
+
+    Attributes
+    ----------
+    lines : a dictionary a line. ``policy``, with its solved knob; ``held`` (nats, acceptance, or
+        None where nothing was) and ``asked``; ``knob``, its value; ``why`` it was not solved. On a
+        trace ``verifier``, ``num_draft_tokens``, ``tokens_per_call``. ``acceptance``: of rows
+        Σ p φ, of a trace the accepted share of drafted tokens that are decided. ``over_lossless``,
+        ``over_first``: paired ratios of tokens a call, of rows of the acceptance;
+        ``texts_needed`` for the second. ``nats``: what is spent a row, or a token. Of rows, and of
+        those of a trace by the chain: ``entropy`` of the emitted law, ``largest_row`` of the nats,
+        shares of both optima. ``_se`` are standard errors over texts.
+    notes : the divergence, and how many rows, cycles and texts there are.
+    """
+
+    lines: list[Line]
+    notes: dict[str, Any]
+
+    @property
+    def solved(self) -> bool:
+        """Return whether every policy has what was asked."""
+        return not any(line["why"] for line in self.lines)
+
+    def __str__(self) -> str:
+        heads, cells = self._cells("±")
+        about = ", ".join(f"{count} {name}" for name, count in list(self.notes.items())[1:])
+        table = fitted(heads, cells, width_of_terminal(WIDEST), about, heads.index("nats") + 1)
+        return "\n".join([table, LEGEND, *self.unsolved])
+
+    @property
+    def unsolved(self) -> list[str]:
+        """Return why each policy does not have what was asked, a sentence a line."""
+        return [f"{line['policy']}{_at(line)}: {line['why']}" for line in self.lines if line["why"]]
+
+    def latex(self) -> str:
+        """Return the table for LaTeX, with the rules of its package booktabs."""
+        heads, cells = self._cells(r"$\pm$ ")
+        words = sum(head in ("policy", "verifier") for head in heads)
+        rows = [" & ".join(re.sub(r"([_%&#])", r"\\\1", cell) for cell in row) + r" \\"
+                for row in [[head.replace("\n", " ") for head in heads], *cells]]  # fmt: skip
+        text = [rf"\begin{{tabular}}{{{'l' * words}{'r' * (len(heads) - words)}}}", r"\toprule"]
+        text += [rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}", ""]
+        return "\n".join(text).replace("×", r"$\times$").replace("–", "--")
+
+    def _cells(self, sign: str) -> tuple[list[str], list[list[str]]]:
+        """Return heads and cells of all lines that have numbers."""
+        lines = [line for line in self.lines if line["nats"] is not None]
+        columns = {key: own for key, own in COLUMNS.items() if key in lines[0]}
+        cells = [[_cell(line, key, form, sign) for key, (_, form) in columns.items()]
+                 for line in lines]  # fmt: skip
+        return [head for head, _ in columns.values()], cells
+
+
+def _cell(line: Line, key: str, form: str, sign: str) -> str:
+    """Return a value as its form says, and its standard error if the form ends in ±."""
+    value, error = line[key], line.get(f"{key}_se")
+    if value is None:
+        return "–"
+    if not form:  # a policy of a file, without the file's folder
+        return re.sub(r"^.*/(?=[^/]*\.py:)", "", str(value))
+    text = format(value, form.rstrip("±"))
+    beside = key == "acceptance" and "tokens_per_call" in line
+    known = form.endswith("±") and not beside and error is not None and math.isfinite(error)
+    return f"{text} {sign}{format(error, form.rstrip('±'))}" if known else text
+
+
+def compare(
+    policies: Sequence[str | Policy] | None,
+    rows: Any,
+    *,
+    nats: Sequence[float] | float = (),
+    acceptance: Sequence[float] | float = (),
+    divergence: str | Divergence = "kl",
+    verifiers: Sequence[str] = (defaults.VERIFIER,),
+    widths: Sequence[int | None] = (None,),
+    on_line: Callable[[list[Line], int], Any] = lambda lines, total: None,
+) -> Comparison:
+    """Compare policies, each at the value of its knob that spends given nats on the same rows.
+
+    Parameters
+    ----------
+    policies : as of :func:`cactus_theory.solve_knob`; a spec that gives its knob a value is taken
+        as it is. None for all of :func:`cactus_theory.list_policies`. Others are compared with the
+        first one, and with lossless sampling.
+    rows : as of :func:`cactus_theory.solve_knob`.
+    nats, acceptance : what is held equal, one or several values; 0.05 nats if there are none.
+    divergence : what is spent; nats are in its unit.
+    verifiers, widths : of a trace, the verifiers, and the K to which drafts are cut.
+    on_line : called with all lines so far, and how many there will be.
+
+    Raises
+    ------
+    ValueError, TypeError, OSError
+        As :func:`cactus_theory.solve_knob`, but for a knob that cannot be solved, which has a line.
+
+    Examples
+    --------
+    >>> q, p = np.array([[0.2, 0.8], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.6, 0.4]])
+    >>> for line in ct.compare(["band", "mixture"], (q, p), nats=0.05).lines:
+    ...     print(line["policy"], round(line["acceptance"], 3))
+    speculative 0.6
+    band:price=1.15241 0.737
+    mixture:alpha=0.276588 0.711
+    """
+    kind, source = read_divergence(divergence), source_of(rows)
+    asked = [(held, checked_level(level, held)) for held, levels in
+             (("nats", nats), ("acceptance", acceptance))
+             for level in ([levels] if isinstance(levels, int | float) else levels)]  # fmt: skip
+    asked = asked or [("nats", level) for level in USUAL_NATS]
+    chosen = list(list_policies()) if policies is None else list(policies)
+    ends = source.ends if isinstance(source, Trace) else ()
+    families = [family_of(spec, kind, ends or ("eos",)) for spec in chosen]
+    ways, notes = [("chain", 0)], {"rows": source.texts}
+    if isinstance(source, Trace):
+        cuts = sorted({draft_width(source, width) for width in widths})
+        ways = [(find_verifier(name).name, width) for name in verifiers for width in cuts]
+        notes = {"cycles": len(source), "texts": source.texts}
+    others = [family for family in families if not family.lossless]
+    met = [(family, (None, math.inf)) for family in others if not family.varied]
+    met += [(family, at) for at in asked for family in others if family.varied]
+    table, total = _Table(source, kind), len(ways) * (1 + len(met))
+    for verifier, width in ways:
+        table.first, table.lossless = {}, None
+        for family, (held, level) in [(family_of(LOSSLESS, kind), (None, math.inf)), *met]:
+            table.add(replace(family, verifier=verifier), width, held, level)
+            if family.name == families[0].name:
+                table.first[held, level] = table.made
+            if family.lossless:
+                table.lossless = table.made
+            on_line(table.lines, total)
+    return Comparison(table.lines, {"divergence": kind.spec} | notes)
+
+
+def _at(line: Line) -> str:
+    """Return the level and the way of a line, in words."""
+    where = f" by {line['verifier']}, K = {line['num_draft_tokens']}" if "verifier" in line else ""
+    return where if line["held"] is None else f" at {line['asked']:g} {line['held']}{where}"
+
+
+def _spent(done: Replay | RowMeans, kind: Divergence) -> Estimate:
+    one = isinstance(done, Replay)
+    return done.divergence_per_token(kind.spec) if one else done.divergence
+
+
+def _main(done: Replay | RowMeans) -> Estimate:
+    return done.tokens_per_call if isinstance(done, Replay) else done.acceptance
+
+
+class _Table:
+    """Lines as they are made, what they are compared with, and points of the pooled optimum."""
+
+    def __init__(self, source: Source, kind: Divergence) -> None:
+        self.source, self.kind = source, kind
+        self.lines: list[Line] = []
+        self.known: dict[Any, Knobs] = {}
+        self.lossless: Any = None
+        self.first: dict[Any, Any] = {}
+        self.made: Any = None
+        self.optima: list[PooledAcceptance] = []
+        self.rows: Any = None  # target and draft, but of a trace without draft rows
+        if isinstance(source, SavedRows):
+            self.rows = source.target_probs, source.draft_probs
+        elif source.manifest.total("draft_rows"):
+            self.rows = source.rows()
+
+    def add(self, family: Family, width: int, held: str | None, level: float) -> None:
+        """Add the line of a policy where it spends, or accepts, ``level``; as it is for None."""
+        why, self.made, policy = "", None, family.base
+        try:
+            find_verifier(family.verifier).check(policy)
+        except ValueError as error:
+            why = str(error)
+        else:
+            key = family.key, width, held
+            if key not in self.known:
+                self.known[key] = knobs_of(self.source, family, width, self.kind, held or "nats")
+            knobs = self.known[key]
+            self.made = knobs.at(width, level)
+            if held is None:
+                self.made = knobs.replays[width].get(family.first)
+                if self.made is not None and "=" not in family.name and not family.lossless:
+                    why = "has no knob that is free, and its own nats"
+            elif self.made is not None:
+                policy = family.policy(knobs.solved[width])
+            if self.made is None:
+                why = knobs.why(width, level, held or "nats")
+        line: Line = {"policy": family.name if self.made is None else self.made.policy}
+        line |= {"held": held, "asked": None if held is None else level}
+        line["knob"] = getattr(policy, family.varied) if held and self.made else None
+        line |= self._measured(family.verifier, policy, width, (held, level)) | {"why": why}
+        self.lines.append(line)
+
+    def _measured(self, verifier: str, policy: Policy, width: int, asked: Any) -> Line:
+        """Return the numbers of ``made``; None of a policy that is not solved."""
+        made, line = self.made, dict[str, Any]()
+        first = self.first.get(asked) or self.first.get((None, math.inf))
+        ratios = [other and made and _main(made) / _main(other)
+                  for other in (self.lossless or made, first)]  # fmt: skip
+        if isinstance(self.source, Trace):
+            line |= {"verifier": verifier, "num_draft_tokens": width}
+            line |= valued("tokens_per_call", made and made.tokens_per_call)
+        line |= valued("acceptance", made and made.acceptance)
+        line |= valued("over_lossless", ratios[0]) | valued("over_first", ratios[1])
+        line |= {"texts_needed": None} | valued("nats", made and _spent(made, self.kind))
+        line |= dict.fromkeys(OF_ROWS)
+        if ratios[1]:
+            off = ratios[1].value - 1, ratios[1].standard_error
+            line["texts_needed"] = items_needed(*off, self.source.texts)
+        if made and verifier == "chain" and self.rows is not None:
+            own = row_means(policy, self.source, self.kind, best=True)
+            values = own.entropy.value, own.largest, own.share.value, self._pooled_share(own)
+            line |= dict(zip(OF_ROWS, values, strict=True))
+        return line
+
+    def _pooled_share(self, own: RowMeans) -> float | None:
+        """Return the acceptance over the best one of all rows together for the same nats."""
+        spent = max(own.divergence.value, 0.0)
+        if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
+            return None
+        near = [point for point in self.optima
+                if abs(point.mean_divergence - spent) <= NEAR * spent and spent > 0]  # fmt: skip
+        if not near:
+            near = [pooled_acceptance(*self.rows, divergence=self.kind.spec, delta=spent)]
+            self.optima.append(replace(near[0], target=None, acceptance=None, divergence=None))
+        above = near[0].mean_acceptance  # concave in the nats: its tangent is above, if barely
+        if off := spent - near[0].mean_divergence:
+            above += near[0].price * off
+        return own.acceptance.value / above
