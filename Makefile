@@ -54,7 +54,7 @@ $(PAGES): $(TESTED)
 setup: $(TESTED)  ## create .venv with the tested versions
 
 demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (demo/)
-	@$(BIN)/python -m simulations demo --num-prompts 5 --repeats 2 --policies speculative typical \
+	@$(BIN)/python -m simulations demo --num-prompts 5 --repeats 2 --policy speculative --policy typical \
 	  lenience:lenience=0.5 cactus:delta=0.1 cactus:delta=1 cactus_exact:delta=0.1 band:delta=0.1 band:price=1
 
 test: $(TESTED)  ## the test suite

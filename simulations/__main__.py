@@ -17,25 +17,22 @@ with importing("python -m simulations"):
 GROUPS = {
     "Decode": {
         "demo": ("the main job: log, solve, audit, decode, tabulate, draw",
-                 "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
-                 "--num-draft-tokens 3 --repeats 1 --out build/example/demo", "demo"),
+                 "--policy speculative --policy band:price=1 --num-prompts 2 "
+                 "--max-new-tokens 16 --num-draft-tokens 3 --repeats 1 "
+                 "--out build/example/demo", "demo"),
         "answers": ("policies at equal nats on whole answers: speed, score, tests; resumes",
-                    "--policies speculative band --num-prompts 2 --max-new-tokens 12 --cycles 20 "
+                    "--policy speculative --policy band --num-prompts 2 --max-new-tokens 12 "
+                    "--cycles 20 "
                     "--num-draft-tokens 2 3 --timings 1 --out build/example/answers", "answers"),
         "throughput": ("policies and baselines end to end; resumes",
-                       "--policies speculative band:price=1 --num-prompts 2 --max-new-tokens 16 "
-                       "--batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
+                       "--policy speculative --policy band:price=1 --num-prompts 2 "
+                       "--max-new-tokens 16 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
                        "--out build/example/throughput", "throughput.command"),
     },
     "Measure": {
-        "trace": ("log all rows of a pair along real texts; resumes",
-                  "--num-draft-tokens 4 --max-new-tokens 16 --cycles 20 "
-                  "--out build/example/trace", "trace"),
-        "replay": ("policies and verifiers on a trace, without its models",
-                   "simulations/data/trace --policy band:price=1 --verifier chain block", "replay"),
         "price-travels": ("knobs that spend given nats, law by law; nats spent elsewhere; resumes",
-                          "--num-prompts 8 --batch 8 --max-new-tokens 8 --level 0.05 "
-                          "--laws speculative --policies band:price --elsewhere tempered "
+                          "--num-prompts 8 --batch 8 --max-new-tokens 8 --nats 0.05 "
+                          "--laws speculative --policy band:price --elsewhere tempered "
                           "--out build/example/price-travels", "price_travels"),
     },
     "Reproduce": {

@@ -13,7 +13,6 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,14 +22,12 @@ from .common.results import read_csv, write_bytes
 
 @dataclass(frozen=True)
 class Entry:
-    """Flags of a table's command that its head does not hold; braces as in ``commands``."""
+    """Flags of a table's command that its head does not hold; braces as in ``command``."""
 
     tables: str  # names of all its tables; ``name=other`` where the command names one ``other``
     quick: str = ""  # flags of a small run
     out: str = "--out {made}"
     inputs: str = ""  # flags that name files: a head holds only the last parts of these
-    before: str = ""  # the command that makes one of these files
-    before_quick: str = ""
 
     @property
     def names(self) -> dict[str, str]:
@@ -40,10 +37,10 @@ class Entry:
 
     @property
     def needs_shared(self) -> bool:
-        return "{shared}" in self.inputs + self.before
+        return "{shared}" in self.inputs
 
-    def commands(self, quick: bool, made: Path, shared: Path) -> Iterator[list[str]]:
-        """Yield the words of each command.
+    def command(self, quick: bool, made: Path, shared: Path) -> list[str]:
+        """Return the words of the command.
 
         ``made`` is a folder of the entry's own, ``{csv}`` the file of its first table there;
         ``shared`` a folder of other models and prompts.
@@ -53,18 +50,15 @@ class Entry:
         files = {Path(path).name: path for path in self.inputs.split()}
         head = read_csv(DATA / f"{name}.csv")[1]["command"].split()[3:]
         last = " ".join([*(files.get(word, word) for word in head), self.out])
-        for line, small in ((self.before, self.before_quick), (last, self.quick)):
-            if line:
-                words = f"{line} {small}" if quick else line
-                yield [word.format(**places) for word in words.split()]
+        words = f"{last} {self.quick}" if quick else last
+        return [word.format(**places) for word in words.split()]
 
 
 CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
-FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --level 0.05 --policies band:price"
+FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --nats 0.05 --policy band:price"
 FEW_TEXTS = "--num-prompts 2 --max-new-tokens 8"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
-SHORT = "--num-draft-tokens 4 --max-new-tokens 16 --cycles 20"
 PAIR = "{root}/simulations/pair"
 SMOLLM = "{root}/build/smollm2-135m-instruct"
 
@@ -92,13 +86,9 @@ ENTRIES = (
           "{root}/paper_figures/data/price_travels_smollm2_skip3.csv"),
     Entry("policies band_row",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
-    Entry("throughput", "--policies speculative cactus:delta=0.1 band:price=0.5 "
+    Entry("throughput", "--policy speculative --policy cactus:delta=0.1 --policy band:price=0.5 "
           f"{FEW}"),
-    Entry("prices_ngram", "--num-draft-tokens 2", CSV, "{made}/smollm2_ngram",
-          before=f"trace --target {SMOLLM} --draft ngram --num-draft-tokens 4 --max-new-tokens 64 "
-          "--prompts {shared}/prompts/mt_bench.jsonl --chat --cycles 1300 "
-          "--out {made}/smollm2_ngram", before_quick=SHORT),
-    Entry("answers_stories=answers", f"--policies speculative band:price=1 {FEW}",
+    Entry("answers_stories=answers", f"--policy speculative --policy band:price=1 {FEW}",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
@@ -146,12 +136,12 @@ def recompute(entry: Entry, args: argparse.Namespace) -> str:
     mode, name = "quick" if args.quick else "full", next(iter(entry.names))
     made = args.out.resolve() / "made" / mode / name
     made.mkdir(parents=True, exist_ok=True)
-    for words in entry.commands(args.quick, made, args.shared.resolve()):
-        with (made / "printed.txt").open("a+", encoding="utf-8", errors="replace") as log:
-            command = [sys.executable, "-m", "simulations", *words]
-            if code := subprocess.run(command, cwd=ROOT, stdout=log, stderr=log).returncode:
-                log.seek(0)
-                raise RuntimeError(f"status {code}, {log.read().strip().rpartition(chr(10))[2]}")
+    words = entry.command(args.quick, made, args.shared.resolve())
+    with (made / "printed.txt").open("a+", encoding="utf-8", errors="replace") as log:
+        command = [sys.executable, "-m", "simulations", *words]
+        if code := subprocess.run(command, cwd=ROOT, stdout=log, stderr=log).returncode:
+            log.seek(0)
+            raise RuntimeError(f"status {code}, {log.read().strip().rpartition(chr(10))[2]}")
     for name, other in entry.names.items():
         if not (made / f"{other}.csv").is_file():
             raise RuntimeError(f"no table {name} was made")

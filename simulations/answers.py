@@ -5,8 +5,8 @@ reads --nats a token, calls timed; every policy gets the verifier and K that are
 Of the other half --num-prompts are answered to their end, once by every line, in turns: prompt
 after prompt, or --batch at once, lines in an order drawn anew. Metering is not timed.
 
-A policy is a family of tune (``band:price``; ``band:hold=eos`` with other knobs fixed), by its
-first word if that is enough; ``tempered`` is lossless sampling of another target: tempered.
+A policy is as for ``tune`` (``band``; ``band:hold=eos`` with other knobs fixed); ``tempered`` is
+lossless sampling of another target.
 Lossless drafting is decoded at its best K and one less; × lossless and scores are beside the faster
 of both on these prompts. Intervals are 90 %, over prompts, or batches of them, resampled. Scores of
 0 and 1 are compared with McNemar's exact test, p corrected by Holm for all lines of the table. The
@@ -27,7 +27,7 @@ import numpy as np
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.flags import Repeated, given_prompts
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import Pair
 from cactus_theory.decoding._text import completion
@@ -79,7 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
     add("--nats", type=float, nargs="+", default=[0.05], help="nats a token that may be metered")
-    add("--policies", nargs="+", default=list(POLICIES), metavar="NAME")
+    add(
+        "--policy",
+        action=Repeated,
+        default=list(POLICIES),
+        metavar="SPEC",
+        help="repeated (%(default)s)",
+    )
     add_decode_arguments(
         parser, widths=[1, 2, 3, 4, 6, 8], repeats=None, num_prompts=30, max_new_tokens=256
     )
@@ -139,8 +145,8 @@ def _answered(
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     cycles, cuts = usual if args.cycles is None else args.cycles, Cuts(top_p=args.top_p)
-    flags = "nats policies num_draft_tokens temperature top_p timings device batch".split()
-    settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policies, cycles=cycles)
+    flags = "nats policy num_draft_tokens temperature top_p timings device batch".split()
+    settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policy, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)
@@ -172,12 +178,12 @@ def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Conf
             at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
             if at not in best or line["predicted_speed"] > best[at]["predicted_speed"]:
                 best[at] = line
-    if {*args.policies} - {LOSSLESS} and not any(level for level, _ in best):
-        raise ValueError(f"--policies, --nats: must leave a line; {' '.join(over(args, journal))}")
+    if {*args.policy} - {LOSSLESS} and not any(level for level, _ in best):
+        raise ValueError(f"--policy, --nats: must leave a line; {' '.join(over(args, journal))}")
     lines = []
     for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
         asked = {"temperature": args.temperature, "batch": args.batch}
-        own = vars(config(line, journal.path, args.policies)) | asked
+        own = vars(config(line, journal.path, args.policy)) | asked
         less = [own["width"] - 1] if family == LOSSLESS and own["width"] > 1 else []
         lines += [(level, Config(**own | {"width": width})) for width in (own["width"], *less)]
     return [(0.0, Config(PLAIN, 0, args.batch, temperature=args.temperature)), *lines]

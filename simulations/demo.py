@@ -22,6 +22,7 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, text_table
+from cactus_theory.commands.flags import Repeated
 from cactus_theory.commands.models import opened
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
@@ -68,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_pair_arguments(parser)
     add_decode_arguments(parser, widths=[3, 7], repeats=3, num_prompts=8, max_new_tokens=48)
-    add("--policies", nargs="+", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add("--policy", action=Repeated, default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--out", type=Path, default=Path("demo"))
 
 
 def run(args: argparse.Namespace) -> int:
-    specs = [checked_policy(spec) for spec in args.policies]  # a typo shows before anything runs
+    specs = [checked_policy(spec) for spec in args.policy]  # a typo shows before anything runs
     pair, _, every = opened(args)
     prompts = every[: args.num_prompts]
 

@@ -20,6 +20,7 @@ import torch
 
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import Repeated
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
@@ -39,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_walk_arguments(parser, num_prompts=48, max_new_tokens=512, out="build/lengths")
     add("--knobs", type=Path, required=True, metavar="FILE.csv", help="table of price-travels")
-    add("--level", type=float, nargs="+", default=[0.05], help="nats a token, among the table's")
-    add("--policies", nargs="+", default=list(FAMILIES), metavar="NAME:KNOB", help="likewise")
+    add("--nats", type=float, nargs="+", default=[0.05], help="nats a token, among the table's")
+    add("--policy", action=Repeated, default=list(FAMILIES), metavar="NAME:KNOB", help="likewise")
     add("--answers", type=int, default=32, help="to each prompt")
     add("--together", type=int, default=8, help="answers to each prompt in a batch")
 
@@ -78,8 +79,8 @@ def _settings(args: argparse.Namespace) -> Iterator[tuple[float, str]]:
     rows, needed = read_csv(args.knobs)[0], ("law", "family", "level", "knob")
     if not rows or any(row.get(name) is None for row in rows for name in needed):
         raise ValueError(f"--knobs: must have columns {', '.join(needed)}; got {args.knobs}")
-    for level in args.level:
-        for family in args.policies:
+    for level in args.nats:
+        for family in args.policy:
             asked = "speculative", family, level
             knobs = [row["knob"] for row in rows
                      if (row["law"], row["family"], float(row["level"])) == asked]  # fmt: skip

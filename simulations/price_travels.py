@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import Repeated
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
@@ -46,23 +47,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_walk_arguments(parser, num_prompts=64, max_new_tokens=48, out="build/price-travels")
     add("--laws", nargs="+", default=list(LAWS), metavar="SPEC", help="of both models' rows")
-    add("--policies", nargs="+", default=list(POLICIES), metavar="NAME:KNOB")
+    add("--policy", action=Repeated, default=list(POLICIES), metavar="NAME:KNOB")
     add("--elsewhere", nargs="*", default=list(OTHERS), choices=list(OTHERS), metavar="NAME",
         help="other targets for the second table: tempered, truncated")  # fmt: skip
-    add("--level", type=float, nargs="+", default=[0.02, 0.05, 0.1], help="nats a token")
+    add("--nats", type=float, nargs="+", default=[0.02, 0.05, 0.1], help="nats a token")
     add("--batch", type=int, default=32, help="texts that are written together")
 
 
 def run(args: argparse.Namespace) -> int:
     at_least(args, num_prompts=2, batch=1, num_draft_tokens=1, max_new_tokens=2)
-    kinds = _kinds(*args.policies)
+    kinds = _kinds(*args.policy)
     makers = {
-        f"price_travels {law} {kind.name}": partial(_travelled, law, kind, args.level)
+        f"price_travels {law} {kind.name}": partial(_travelled, law, kind, args.nats)
         for law in args.laws for kind in kinds
     }  # fmt: skip
-    makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.level)
+    makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.nats)
                for name in args.elsewhere}  # fmt: skip
-    pair, ids, kept = opened_walk(args, "batch", "level")
+    pair, ids, kept = opened_walk(args, "batch", "nats")
     texts = None
     progress = Progress("solving", len(makers))
     with kept as journal:
@@ -162,7 +163,7 @@ def _solved(texts: OwnTexts, family: Family, levels: Sequence[float], run: Run) 
     for level in levels:
         replay = knobs.within(0, level)
         if replay is None:
-            raise ValueError(f"--level: {family.name} spends more at any knob; got {level}")
+            raise ValueError(f"--nats: {family.name} spends more at any knob; got {level}")
         x = next(x for x, one in tried.items() if one is replay)
         error = _knob_error(family, tried, x)
         row = {"level": level, "knob": family.knob(x), "knob_se": error}

@@ -124,14 +124,14 @@ def _block_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
     add("--price", type=float, help="ν ≥ 0, tokens given up for a unit of divergence")
-    add("--divergence-per-token", type=float, metavar="KAPPA", help="budget of an emitted token")
+    add("--nats", type=float, metavar="KAPPA", help="budget of an emitted token")
     add("--logits", action="store_true", help="the file holds logits")
     add("--json", action="store_true", help="print one JSON object")
 
 
 def _block(args: argparse.Namespace) -> Jobs:
     tree = PathTree.load(args.rows, logits=args.logits)
-    goal = {"price": args.price, "per_token": args.divergence_per_token}
+    goal = {"price": args.price, "per_token": args.nats}
     yield partial(block.solve, tree, args.divergence, **goal)
 
 
@@ -140,14 +140,14 @@ def _decode_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--num-draft-tokens", type=int, required=True, metavar="K", help="drafted a call")
     add("--divergence", default="kl", help="what is metered: kl, alpha:a=0.5, …")
-    add("--divergence-per-token", type=float, required=True, metavar="KAPPA", help="nats for kl")
+    add("--nats", type=float, required=True, metavar="KAPPA", help="nats for kl")
     add("--logits", action="store_true", help="the files hold logits")
     add("--json", action="store_true", help="print one JSON object")
 
 
 def _decode(args: argparse.Namespace) -> Jobs:
     rows = [load_rows(path, logits=args.logits) for path in pair_of(args.target, args.draft)]
-    goal = {"divergence": args.divergence, "per_token": args.divergence_per_token}
+    goal = {"divergence": args.divergence, "per_token": args.nats}
     yield partial(decode.solve, *rows, args.num_draft_tokens, **goal)
 
 
@@ -166,13 +166,13 @@ COMMANDS = {
     ),
     "block": Command(
         "verify one drafted path as well as any verifier can",
-        "simulations/data/rows.npz --divergence-per-token 0.1",
+        "simulations/data/rows.npz --nats 0.1",
         _block_arguments,
         _block,
     ),
     "decode": Command(
         "verify a text of Markov models in as few calls as any verifier can",
-        "simulations/data/markov.npz --num-draft-tokens 2 --divergence-per-token 0.1",
+        "simulations/data/markov.npz --num-draft-tokens 2 --nats 0.1",
         _decode_arguments,
         _decode,
     ),

@@ -248,7 +248,7 @@ def test_no_flag_is_empty(tmp_path: Path, capsys, flag: str, joined: bool) -> No
     assert main(["solve", rows, rows, "--delta", "1", *given]) == 2
     one_line(capsys, f"{flag}: must not be empty")
     given = ["--out="] if joined else ["--out", ""]
-    assert simulations(["replay", rows, "--policy", "speculative", *given]) == 2
+    assert simulations(["table", "overspend", *given]) == 2
     one_line(capsys, "--out: must not be empty")
 
 
@@ -275,7 +275,7 @@ def test_prompts_end_at_line_feeds_alone(tmp_path: Path, end: str, mark: bytes) 
 def test_prompts_that_are_no_text_are_one_line(tmp_path: Path, capsys, content: bytes) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(content)
-    flags = ("--prompts", str(path), "--divergence-per-token", "1", "--work", str(tmp_path))
+    flags = ("--prompts", str(path), "--nats", "1", "--work", str(tmp_path))
     assert main(["tune", *MODELS, *flags]) == 2
     one_line(capsys, "--prompts: ", "prompts.jsonl")
 

@@ -40,7 +40,7 @@ verify_logits(ct.policy("speculative"), logits, None, ids, seeds=ids[0], positio
 NEEDED = [
     ("llm", "transformers", [*COMMAND, *f"generate {MODELS} {CACTUS} --prompt x".split()], {}),
     ("llm", "transformers",
-     [*COMMAND, *f"tune {MODELS} --prompts FILE --divergence-per-token 0.05".split()], {}),
+     [*COMMAND, *f"tune {MODELS} --prompts FILE --nats 0.05".split()], {}),
     ("testing", "hypothesis", [*COMMAND, "check", "my_rule.py:my_rule"], {}),
     ("figures", "matplotlib", [*COMMAND, *f"audit rows.npz {CACTUS} --plot a.png".split()], {}),
     ("solvers", "cvxpy", [*SOLVERS, *"optimal rows.npz --delta 0.1".split()], {}),

@@ -22,8 +22,12 @@ COMMANDS = {
                      '--policy band:price=1 --prompt "def f(x):" --max-new-tokens 32'),
     },
     "Measure": {
+        "trace": ("log all rows of a pair along real texts; resumes",
+                  "--target simulations/pair/target --draft simulations/pair/draft "
+                  "--prompts simulations/data/prompts.jsonl --num-draft-tokens 4 "
+                  "--max-new-tokens 16 --cycles 20 --out build/example/trace"),
         "tune": ("the fastest policy, knob, verifier and K",
-                 "--trace simulations/data/trace --cost-ratio 0.1 --divergence-per-token 0.05"),
+                 "--trace simulations/data/trace --cost-ratio 0.1 --nats 0.05"),
         "expect": ("what acceptance is healthy, at each position",
                    "--trace simulations/data/trace --observed 0.68,0.49,0.33,0.24 --rounds 500"),
         "promise": ("what a cap on KL says about an answer", "--cap 0.1 --rate 0.9"),

@@ -202,8 +202,11 @@ def check_outputs(args: argparse.Namespace) -> None:
     ValueError for a file of another kind; OSError for one that cannot be written;
     ModuleNotFoundError for a picture without matplotlib (extra ``figures``).
     """
-    for name, suffixes in (OUTPUTS | {"out": (OUT.get(args.command, ""),)}).items():
-        check_writable(f"--{name}", getattr(args, name, None), *suffixes)
+    traced = args.command == "trace"  # whose --out is a folder
+    for name, suffixes in (
+        OUTPUTS | {"out": () if traced else (OUT.get(args.command, ""),)}
+    ).items():
+        check_writable(f"--{name}", getattr(args, name, None), *suffixes, folders=traced)
     if getattr(args, "plot", None) is not None:
         check.optional_module("matplotlib", "figures")
 

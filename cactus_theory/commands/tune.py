@@ -18,6 +18,8 @@ from cactus_theory.commands.flags import (
     PROMPTS,
     add_chat,
     add_cuts,
+    add_nats,
+    add_policy,
     check_cuts,
     given_cuts,
     refuse,
@@ -66,14 +68,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
     add_chat(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair, instead of models")
-    add("--divergence-per-token", type=float, required=True, metavar="NATS",
-        help="most that may be metered per emitted token, in the divergence's unit")  # fmt: skip
+    add_nats(parser, "most that may be metered per emitted token, in the divergence's unit",
+             required=True)  # fmt: skip
     add("--divergence", default=defaults.DIVERGENCE, help="what is metered (%(default)s)")
     add("--batch", type=int, default=1, metavar="B", help="texts decoded together (1)")
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
-    add("--policies", nargs="+", metavar="NAME",
-        help=f"families ({', '.join(USUAL)}), by their first word if that is enough, "
-        "or whole specs; lossless is among them anyway")  # fmt: skip
+    add_policy(parser, f"by default {', '.join(USUAL)}; a knob without a value is solved, and "
+               "lossless sampling is among them anyway")  # fmt: skip
     add("--cost-ratio", type=float, metavar="C",
         help="without models: cost of drafting a token, in steps of plain decoding")  # fmt: skip
     add("--cycles", type=int,
@@ -97,8 +98,8 @@ WORK = Path("build/tune")  # of folders of logged rows, named by all that these 
 
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0, 1 if every lossy policy is over."""
-    cuts, level = given_cuts(args) or WHOLE, checked_level(args.divergence_per_token)
-    families(read_divergence(args.divergence), args.policies)
+    cuts, level = given_cuts(args) or WHOLE, checked_level(args.nats)
+    families(read_divergence(args.divergence), args.policy)
     check.whole_number("timings", args.timings, 1)
     check.whole_number("batch", args.batch, 1)
     if args.cycles is not None:
@@ -115,7 +116,7 @@ def run(args: Namespace) -> int:
     if not models and args.trace is None:
         raise ValueError("--trace: must be given without models; got none")
     sought: dict[str, Any] = {"divergence": args.divergence, "widths": args.num_draft_tokens}
-    sought |= {"policies": args.policies, "seed": args.seed}
+    sought |= {"policies": args.policy, "seed": args.seed}
     if args.trace is None:
         check.optional_module("transformers", "llm")
         check.optional_module("safetensors.torch", "llm")

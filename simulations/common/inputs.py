@@ -10,7 +10,7 @@ from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import add_chat, flag, rendered_ids
+from cactus_theory.commands.flags import Repeated, add_chat, flag, rendered_ids
 from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.load import Source, dtype_rule
 
@@ -129,6 +129,9 @@ def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
         value = getattr(args, action.dest, None)
         if not action.option_strings and action.dest != "help":
             positional += [] if value is None else [_words(value)]
+        elif isinstance(action, Repeated):
+            given = [] if value in (None, action.default) else value
+            flags += [f"{flag(action.dest)} {_words(own)}" for own in given]
         elif action.dest not in (*leave_out, "help") and value != action.default:
             words = "" if value is True else _words(value)
             flags.append(f"{flag(action.dest)} {words}".rstrip())

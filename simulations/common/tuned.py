@@ -34,7 +34,7 @@ def tune_all(
     cycles: int,
     cuts: Cuts,
 ) -> None:
-    """Keep settings of ``args.policies`` at every level of ``args.nats``, unless they are there.
+    """Keep settings of ``args.policy`` at every level of ``args.nats``, unless they are there.
 
     Rows are logged and calls timed in texts of at most ``limit`` tokens, ``args.batch`` at once;
     costs are measured at the largest level's knobs, which the most families keep.
@@ -43,7 +43,7 @@ def tune_all(
     if not levels:
         return
     law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
-    sought = {"widths": args.num_draft_tokens, "policies": args.policies}
+    sought = {"widths": args.num_draft_tokens, "policies": args.policy}
     sizes = {"num_draft_tokens": max(args.num_draft_tokens), "max_new_tokens": limit}
     sizes |= {"texts": FEWEST_TEXTS, "seed": args.seed}
     trace = log_shown(pair, ids, args.out / "trace", cycles, **sizes, **law)

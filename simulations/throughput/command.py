@@ -19,7 +19,7 @@ from typing import Any
 
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.flags import Repeated, given_prompts
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     add_decode_arguments(parser, widths=[3, 7], repeats=12)
     add_end_arguments(parser)
-    add("--policies", nargs="*", default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add("--policy", action=Repeated, default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         if HF_ASSISTED in args.baselines and args.baselines != list(BASELINES):
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
         baselines = [name for name in baselines if name != HF_ASSISTED]
-    kinds = baselines, args.policies, args.num_draft_tokens, args.batch, args.verifier
+    kinds = baselines, args.policy, args.num_draft_tokens, args.batch, args.verifier
     lines = configs(*kinds)
     at_least(args, metered=0, repeats=0 if args.metered else 1, num_prompts=1)
     prompts = given_prompts(args)[: args.num_prompts]

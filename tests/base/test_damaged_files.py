@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cactus_theory.cli import main
-from simulations.__main__ import main as simulations
 from tests.amounts import THOROUGH
 from tests.damaged import damaged, damaged_json, whole
 from tests.test_trusted import PAIR, SPY
@@ -63,14 +62,14 @@ class Desk:
         path = str(self.path(kind))
         models = ("--target", "nowhere", "--draft", "nowhere")
         generate = ("generate", "--prompt", "x", "--json")
-        trace = ("replay", str(self.folder / "trace"), "--policy", "speculative", "--json")
+        trace = ("compare", str(self.folder / "trace"), "--policy", "speculative", "--json")
         work = str(self.folder / "work")
-        tune = ("tune", "--divergence-per-token", "0.1", "--work", work, "--json")
+        tune = ("tune", "--nats", "0.1", "--work", work, "--json")
         command, arguments = {
             "prompts": (main, (*tune, *models, "--prompts", path)),
             "tuned": (main, (*generate, *models, "--tuned", path)),
-            "manifest": (simulations, trace),
-            "text-00000": (simulations, trace),
+            "manifest": (main, trace),
+            "text-00000": (main, trace),
             "config": (main, (*generate, "--policy", "speculative", "--target",
                               str(self.folder / "model"), "--draft", str(PAIR / "draft"))),
             "rows": (main, ("solve", path, path, "--delta", "0.1", "--json")),

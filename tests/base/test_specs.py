@@ -108,12 +108,12 @@ def test_a_divergence_of_a_file_is_one_everywhere(folder: Path) -> None:
 COMMANDS = """
 cactus solve q.npy q.npy --delta 0.1 --divergence {}
 cactus audit q.npy q.npy --policy band:price=1,divergence={} --divergence {}
-cactus TUNE --trace TRACE --cost-ratio 1 --num-draft-tokens 1 --policies band:price --divergence {}
+cactus TUNE --trace TRACE --cost-ratio 1 --num-draft-tokens 1 --policy band:price --divergence {}
 cactus expect --trace TRACE --policy band:price=1,divergence={}
-sim replay TRACE --policy typical --divergence {}
+cactus compare TRACE --policy typical:epsilon=0.1 --num-draft-tokens 1 --divergence {}
 solvers optimal q.npy q.npy --delta 0.1 --divergence {}
 solvers design q.npy q.npy --delta 0.1 --divergence {}
-solvers decode q.npy q.npy --num-draft-tokens 1 --divergence-per-token 0.1 --divergence {}
+solvers decode q.npy q.npy --num-draft-tokens 1 --nats 0.1 --divergence {}
 """
 
 

@@ -41,7 +41,7 @@ NAMES = {
     "ALONE": f"generate --target {ROOT}/simulations/pair/target --prompt x",
     "GENERATE": "generate --target no --draft no --prompt x --policy",
     "TABLE": "--policy speculative --policy cactus:delta=0.1",
-    "TUNE": "tune --divergence-per-token 1",
+    "TUNE": "tune --nats 1",
     "COUNTED": "--observed 0.5,0.4,0.3,0.2",
     "THROUGHPUT": "throughput --out out",
 }
@@ -129,16 +129,17 @@ solvers optimal q.npy p.npy | --delta
 solvers optimal q.npy p.npy --delta x | invalid float value
 solvers optimal q.npy --delta 1 --token 1 --sequence | not allowed with
 solvers optimal q.npy --delta 1 --sequence --support free | not allowed
-sim trace --prompts no --out file/t | --out: must be a writable
-sim replay no --policy band --out taken.csv | Is a directory: taken
-sim replay nowhere --policy speculative | must be the folder of a trace; no such folder
+cactus trace MODELS --prompts no --out file/t | --out: must be a writable
+cactus compare SHIPPED --policy band --csv taken.csv | Is a directory: taken
+cactus compare nowhere --policy speculative | target: no such file; got 'nowhere'
+cactus trace --target x --prompts q.npy --out t | --draft: must be given; got none
 sim THROUGHPUT --baselines vllm | --baselines: must be among
-sim THROUGHPUT --policies cactuss | cactuss
+sim THROUGHPUT --policy cactuss | cactuss
 sim THROUGHPUT --batch 0 | --batch: must be at least 1
-sim THROUGHPUT --policies typical --verifier block | --verifier: one must be able to
+sim THROUGHPUT --policy typical --verifier block | --verifier: one must be able to
 sim THROUGHPUT --draft HEAD --baselines hf_assisted | --baselines: hf_assisted takes a draft model
-sim all --only nothing --out out | --only: must be among acceptance_kl, answers_stories
-sim demo --num-prompts 1 --policies bandd --out out | 'bandd'
+sim all --only nothing --out out | --only: must be among acceptance_kl, answers, 
+sim demo --num-prompts 1 --policy bandd --out out | 'bandd'
 sim gpu-check --device cpu devise --out out | PIECE: must be among compile, laws, verify,
 sim smollm --out . | --out: must be a new folder or one of a model
 figures acceptence --out out | must be one of acceptance_kl

@@ -35,9 +35,11 @@ for program, own in GROUPS.items():
     PAGES += [f"{program} {name}" for group in own.values() for name in group]
 # examples of less than two seconds; make test-thorough runs the others, too
 QUICK = {
-    *(f"cactus-theory {name}" for name in ("solve", "audit", "generate", "expect", "promise")),
+    *(
+        f"cactus-theory {name}"
+        for name in ("solve", "audit", "compare", "generate", "trace", "expect", "promise")
+    ),
     *(f"python -m solvers {name}" for name in ("optimal", "design", "block", "decode")),
-    *(f"python -m simulations {name}" for name in ("trace", "replay")),
     *(f"python -m simulations table {name}" for name in ("overspend", "measured")),
     "python -m paper_figures",
 }

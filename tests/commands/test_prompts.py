@@ -88,22 +88,22 @@ def commands(path: str, folder: Path, target: str, draft: str) -> dict[str, list
     small = [*models, "--max-new-tokens", "4", "--out"]
     return {
         "generate": ["generate", *models, "--max-new-tokens", "4"],
-        "tune": ["tune", *models, "--divergence-per-token", "0.1", "--max-new-tokens", "4",
+        "tune": ["tune", *models, "--nats", "0.1", "--max-new-tokens", "4",
                  "--cycles", "8", "--num-draft-tokens", "1",
-                 "--policies", "speculative", "--work", str(folder / "tune")],
+                 "--policy", "speculative", "--work", str(folder / "tune")],
         "expect": ["expect", *models, "--max-new-tokens", "4", "--cycles", "8"],
         "trace": ["trace", *small, str(folder / "trace"), "--cycles", "4",
                   "--num-draft-tokens", "1"],
-        "throughput": ["throughput", *small, str(folder / "throughput"), "--policies",
+        "throughput": ["throughput", *small, str(folder / "throughput"), "--policy",
                        "speculative", "--num-draft-tokens", "1", "--batch", "1", "--repeats", "1",
                        "--metered", "1", "--baselines", "plain"],
         "answers": ["answers", *small, str(folder / "answers"), "--cycles", "8", "--nats", "0.1",
-                    "--num-draft-tokens", "1", "--policies", "band", "--timings", "1"],
+                    "--num-draft-tokens", "1", "--policy", "band", "--timings", "1"],
     }  # fmt: skip
 
 
 def run(command: list[str], *more: str) -> int:
-    ours = command[0] in ("generate", "tune", "expect")
+    ours = command[0] in ("generate", "tune", "expect", "trace")
     return (main if ours else simulate)([*command, *more])
 
 

@@ -14,7 +14,7 @@ from cactus_theory.decoding import NGram, generate, load_pair
 from cactus_theory.decoding.load import Source, dtype_rule, load_model
 from cactus_theory.traces import Trace
 from simulations.__main__ import main as simulations
-from simulations.common.inputs import PAIR
+from simulations.common.inputs import PAIR, PROMPTS
 
 pytest.importorskip("transformers")
 
@@ -77,7 +77,7 @@ def test_what_is_no_model_is_refused(words: list[str], said: str, hub: list[str]
 
 def test_a_journal_keeps_the_commit(hub: list[str], tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {}, raising=False)
-    asked = "throughput --policies speculative --batch 1 --num-draft-tokens 2 --num-prompts 1"
+    asked = "throughput --policy speculative --batch 1 --num-draft-tokens 2 --num-prompts 1"
     asked += f" --max-new-tokens 4 --repeats 0 --metered 1 --baselines --target {DRAFT}"
     asked += f" --draft org/cached --out {tmp_path / 'out'}"
     assert simulations(asked.split()) == 0
@@ -123,11 +123,11 @@ def test_only_emulated_half_precision_is_warned_of(processor, stored, monkeypatc
 
 def test_a_trace_keeps_its_dtype(stored, tmp_path: Path, capsys) -> None:
     asked = f"trace --target {DRAFT} --draft {stored['bfloat16']} --cycles 2 --max-new-tokens 4"
-    asked += f" --num-draft-tokens 2 --out {tmp_path}"
-    assert simulations([*asked.split(), "--dtype", "bfloat16"]) == 0
+    asked += f" --num-draft-tokens 2 --out {tmp_path} --prompts {PROMPTS}"
+    assert main([*asked.split(), "--dtype", "bfloat16"]) == 0
     assert "models run in bfloat16 on" in capsys.readouterr().err
     assert Trace.open(tmp_path).header.details["model_dtype"] == "bfloat16"
-    assert simulations([*asked.split(), "--dtype", "float32"]) == 2
+    assert main([*asked.split(), "--dtype", "float32"]) == 2
     assert "another model_dtype ('bfloat16', now 'float32')" in capsys.readouterr().err
 
 

@@ -67,9 +67,9 @@ def test_what_is_stored_has_ids(trace, tmp_path):
     found = tuning.tune(trace, tuning.Costs.ratios(0.1), 9.0, policies=[SPEC])
     tuning.save_tuned(found, tmp_path / "tuned.json")
     assert "eos" not in (tmp_path / "tuned.json").read_text().replace("eos_token_ids", "")
-    table = tmp_path / "replay.csv"
-    given = ["replay", str(trace.folder), "--policy", SPEC, "--out", str(table)]
-    assert simulate(given) == 0 and '"band:price=1.0,hold=5+7"' in table.read_text()
+    table = tmp_path / "compare.csv"
+    given = ["compare", str(trace.folder), "--policy", SPEC, "--csv", str(table)]
+    assert main(given) == 0 and '"band:price=1.0,hold=5+7"' in table.read_text()
 
 
 def test_elsewhere_it_is_refused_by_name(tiny, capsys):
@@ -85,7 +85,7 @@ def test_elsewhere_it_is_refused_by_name(tiny, capsys):
         with pytest.raises(ValueError, match=REFUSED):
             door()
     assert main(["audit", rows, "--policy", SPEC]) == 2
-    assert simulate(["throughput", "--policies", SPEC]) == 2
+    assert simulate(["throughput", "--policy", SPEC]) == 2
     assert capsys.readouterr().err.count(REFUSED) == 2
     with pytest.raises(ValueError, match="hold: must be token ids, as 2.151645, or eos; got 'end'"):
         ct.policy("band:price=1,hold=end")

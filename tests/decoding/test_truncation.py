@@ -236,7 +236,7 @@ def test_tune_and_generate_keep_to_the_cuts_of_the_rows(
     prompts.write_text("def f(x):\nimport os\n")
     small = ("--cycles", "6", "--max-new-tokens", "6", "--threads", "1", "--work", str(tmp_path))
     flags = ("--top-p", "0.8", "--draft-top-p", "1")
-    asked = ("tune", "--divergence-per-token", "0.05", "--policies", "mixture:alpha",
+    asked = ("tune", "--nats", "0.05", "--policy", "mixture:alpha",
              "--num-draft-tokens", "2", *MODELS, "--prompts", str(prompts), *small)  # fmt: skip
     assert main([*asked, *flags, "--out", str(out), "--json"]) == 0
     found, cuts = json.loads(capsys.readouterr().out), Cuts(top_p=0.8, draft_top_p=1.0)
@@ -262,5 +262,5 @@ def test_tune_and_generate_keep_to_the_cuts_of_the_rows(
     assert "must be those of the file, top-k 0, top-p 0.8" in refused(
         capsys, *generating, "8", "--top-p", "0.9"
     )
-    alone = f"tune --divergence-per-token 0.05 --trace {trace.folder} --cost-ratio 0.1".split()
+    alone = f"tune --nats 0.05 --trace {trace.folder} --cost-ratio 0.1".split()
     assert "must be those of the trace" in refused(capsys, *alone, "--top-p", "0.9")

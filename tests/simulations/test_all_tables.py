@@ -31,12 +31,12 @@ def test_every_committed_table_has_one_entry() -> None:
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.tables)
 def test_its_commands_can_be_read_and_spare_what_is_committed(entry: Entry, quick: bool) -> None:
-    for words in entry.commands(quick, Path("made"), Path("shared")):
-        module = importlib.import_module(f"simulations.{COMMANDS[words[0]][-1]}")
-        parser = argparse.ArgumentParser()
-        module.add_arguments(parser)
-        given = parser.parse_args(words[1:])
-        assert given.out is None or given.out.parts[0] == "made"
+    words = entry.command(quick, Path("made"), Path("shared"))
+    module = importlib.import_module(f"simulations.{COMMANDS[words[0]][-1]}")
+    parser = argparse.ArgumentParser()
+    module.add_arguments(parser)
+    given = parser.parse_args(words[1:])
+    assert given.out is None or given.out.parts[0] == "made"
 
 
 def in_this_process(command, stdout, **_) -> SimpleNamespace:

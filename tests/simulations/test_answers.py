@@ -99,14 +99,14 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
         key(0.1): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0),
                                 tuned("band:price", "block", 6, 11.0)]},
     }  # fmt: skip
-    args = argparse.Namespace(nats=[0.05, 0.1], policies=[], temperature=0.7, batch=1)
+    args = argparse.Namespace(nats=[0.05, 0.1], policy=[], temperature=0.7, batch=1)
     lines = answers.chosen(args, SimpleNamespace(results=results, path=Path("journal.jsonl")))
     assert [(level, own.method, own.width, own.verifier) for level, own in lines] == [
         (0.0, "plain", 0, "chain"), (0.0, "speculative", 3, "block"),
         (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),
         (0.1, "band:price=0.5", 6, "block"),
     ]  # fmt: skip
-    args.policies = ["speculative", "mixture:alpha=0.9"]
+    args.policy = ["speculative", "mixture:alpha=0.9"]
     results = {key(level): {"lines": lossless, "over": [f"None at {level}."]}
                for level in args.nats}  # fmt: skip
     journal = SimpleNamespace(results=results, path=Path("journal.jsonl"))
@@ -125,7 +125,7 @@ def test_a_policy_may_be_within_the_larger_of_two_levels_alone(monkeypatch) -> N
     monkeypatch.setattr(tuned, "timed", timed)
     monkeypatch.setattr(tuned, "log_shown", lambda *_, **__: Trace.open("simulations/data/trace"))
     sizes = {"num_draft_tokens": [1], "batch": 1, "timings": 1, "out": Path("build")}
-    law = {"nats": [0.05, 9.0], "policies": ["mixture:alpha=0.9"], "temperature": 1.0, "seed": 0}
+    law = {"nats": [0.05, 9.0], "policy": ["mixture:alpha=0.9"], "temperature": 1.0, "seed": 0}
     args = argparse.Namespace(**sizes, **law)
     results: dict[str, dict] = {}
     journal: Any = SimpleNamespace(results=results, add=results.__setitem__)
@@ -147,7 +147,8 @@ def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, caps
 
 @thorough
 def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
-    asked = ("answers --policies tempered band:hold=eos mixture:alpha=0.9 --num-prompts 3 "
+    asked = ("answers --policy tempered --policy band:hold=eos "
+             "--policy mixture:alpha=0.9 --num-prompts 3 "
              "--max-new-tokens 6 --num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 "
              f"--top-p 0.95 --batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
     assert main(asked) == 0

@@ -13,8 +13,9 @@ SMALL = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1", "--num
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("demo")
-    policies = ["speculative", "cactus:delta=0.1", "band:price=0.5", "band:delta=0.1"]
-    assert main(["demo", *SMALL, "--policies", *policies, "--out", str(out)]) == 0
+    policies = ("speculative", "cactus:delta=0.1", "band:price=0.5", "band:delta=0.1")
+    named = [word for spec in policies for word in ("--policy", spec)]
+    assert main(["demo", *SMALL, *named, "--out", str(out)]) == 0
     return out
 
 

@@ -16,7 +16,7 @@ import pytest
 import cactus_theory.cli
 from cactus_theory.base.terminal import NOTHING_KEPT
 from simulations import __main__ as commands
-from simulations.common.inputs import ROOT
+from simulations.common.inputs import PAIR, PROMPTS, ROOT
 from tests.amounts import thorough
 
 # what holds a time, or is made from one
@@ -50,7 +50,7 @@ PRESSED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sl
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        ("-m simulations trace", "python -m simulations"),
+        ("-m simulations demo", "python -m simulations"),
         ("-m cactus_theory generate", "cactus-theory"),
         ("-m solvers selection", "python -m solvers"),
         ("-m cactus_theory.lm_eval", "python -m cactus_theory.lm_eval"),
@@ -72,7 +72,9 @@ def test_ctrl_c_while_torch_loads_is_one_line(words: str, command: str, tmp_path
         ("check x.py:f", NOTHING_KEPT),
         ("generate --target a --draft b --prompt x", NOTHING_KEPT),
         ("solve a.npy b.npy --delta 1", NOTHING_KEPT),
-        ("tune --divergence-per-token 1", "are kept in --work: the same command"),
+        ("compare a.npz", "lines made so far are in --csv"),
+        ("trace --target a --draft b --prompts c", "are kept in --out: the same command"),
+        ("tune --nats 1", "are kept in --work: the same command"),
     ],
 )
 def test_ctrl_c_in_the_library_s_commands(words: str, kept: str, capsys, monkeypatch) -> None:
@@ -106,18 +108,24 @@ def files(folder: Path) -> dict[str, bytes]:
 # not differ where it is stopped
 RUNS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "throughput": (
-        "--policies speculative band:price=1 cactus:delta=1 --baselines plain --num-draft-tokens 2 "
+        "--policy speculative --policy band:price=1 --policy cactus:delta=1 --baselines plain "
+        "--num-draft-tokens 2 "
         "--batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 2 --metered 1 --out OUT",
         journal,
     ),
-    "trace": ("--cycles 40 --max-new-tokens 6 --num-draft-tokens 2 --out OUT", files),
+    "trace": (
+        f"--target {PAIR}/target --draft {PAIR}/draft --prompts {PROMPTS} --cycles 40 "
+        "--max-new-tokens 6 --num-draft-tokens 2 --out OUT",
+        files,
+    ),
 }
 
 
 def started(name: str, out: Path) -> subprocess.Popen[str]:
     flags = RUNS[name][0].replace("OUT", str(out))
+    program = "cactus_theory" if name == "trace" else "simulations"
     return subprocess.Popen(
-        [sys.executable, "-m", "simulations", *name.split(), *flags.split()],
+        [sys.executable, "-m", program, *name.split(), *flags.split()],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,

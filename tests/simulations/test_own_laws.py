@@ -164,7 +164,7 @@ def test_a_law_that_lossless_texts_were_not_asked_about_has_no_foretold_end():
 @thorough
 def test_tables_are_of_the_journal_and_knobs_of_the_table(tmp_path, capsys):
     given = ["price-travels", "--num-prompts", "4", "--batch", "4", "--max-new-tokens", "6",
-             "--laws", "speculative", "--policies", "band:price", "--level", "0.05",
+             "--laws", "speculative", "--policy", "band:price", "--nats", "0.05",
              "--elsewhere", "tempered", "--out", str(tmp_path / "p")]  # fmt: skip
     assert main(given) == 0
     tables = [
@@ -175,7 +175,7 @@ def test_tables_are_of_the_journal_and_knobs_of_the_table(tmp_path, capsys):
     knobs = ["--knobs", str(tmp_path / "p/price_travels.csv"), "--num-prompts", "3"]
     given = ["table", "lengths", *knobs]
     given += "--answers 2 --together 2 --max-new-tokens 4".split()
-    given += ["--eos-token-ids", "0", "--policies", "band:price", "--out", str(tmp_path / "l")]
+    given += ["--eos-token-ids", "0", "--policy", "band:price", "--out", str(tmp_path / "l")]
     assert main(given) == 0
     lines = (tmp_path / "l/lengths.csv").read_text().splitlines()
     rows = list(csv.DictReader(line for line in lines if line[0] != "#"))
@@ -184,6 +184,6 @@ def test_tables_are_of_the_journal_and_knobs_of_the_table(tmp_path, capsys):
     assert float(rows[0]["length_ratio"]) == 1 and float(rows[3]["end_ratio"]) == pytest.approx(1)
     foretold = [float(row["end_ratio_at_lossless_texts"]) for row in rows]
     assert foretold[::3] == pytest.approx([1, 1]) and foretold[2] >= max(1, foretold[1])
-    assert main([*given, "--level", "0.3"]) == 2
+    assert main([*given, "--nats", "0.3"]) == 2
     said = "--knobs: price_travels.csv must hold band:price at 0.3 without another law; got no such"
     assert said in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_one_budget_over_a_batch(files, capsys):
 def test_a_block_from_a_file_of_prefixes(tmp_path, capsys):
     tree, path = random_tree(2, 2, seed=1), tmp_path / "rows.npz"
     np.savez(path, target=tree.target, draft=tree.draft)
-    code, out, error = run(capsys, "block", path, "--divergence-per-token", 0.03, "--json")
+    code, out, error = run(capsys, "block", path, "--nats", 0.03, "--json")
     assert (code, error) == (0, "")
     (row,) = json.loads(out)["rows"]
     expected = block.solve(tree, per_token=0.03)
@@ -75,7 +75,7 @@ def test_a_block_from_a_file_of_prefixes(tmp_path, capsys):
     assert set(row) == set(vars(expected))
     _, out, _ = run(capsys, "block", path, "--price", "inf", "--divergence", "reverse_kl", "--json")
     assert json.loads(out)["rows"][0]["price"] == "inf"
-    _, out, _ = run(capsys, "block", path, "--divergence-per-token", 0.05)
+    _, out, _ = run(capsys, "block", path, "--nats", 0.05)
     assert "lossless    " in out and "gap" in out
 
 

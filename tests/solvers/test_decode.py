@@ -169,7 +169,7 @@ def test_the_commands(tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("target.npy", "draft.npy")]
     for file, rows in zip(files, (pair.target, pair.draft), strict=True):
         np.save(file, rows.numpy())
-    flags = "--num-draft-tokens 2 --divergence-per-token 0.02 --json"
+    flags = "--num-draft-tokens 2 --nats 0.02 --json"
     assert main(["decode", *files, *flags.split()]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["tokens"] == pytest.approx(most(pair, 2, 0.02).tokens, abs=PROOF)

@@ -13,7 +13,7 @@ from cactus_theory.traces.ends import end_ratio, foretold
 from tests.traces.conftest import VOCAB
 
 tensor_files = pytest.importorskip("safetensors.torch")
-TUNE = ("tune", "--cost-ratio", "0.01", "--divergence-per-token", "0.05")
+TUNE = ("tune", "--cost-ratio", "0.01", "--nats", "0.05")
 TWO = ("--policy", "speculative", "--policy", "band:price=1")
 
 
@@ -55,7 +55,7 @@ def test_ends_beyond_the_vocabulary_and_twice(tmp_path, capsys):
     )
     assert end_ratio(trace, "band:price=1").value == end_ratio(other, "band:price=1").value
     assert main(["audit", str(trace.folder), *TWO, "--policy", "band:price=1,hold=eos"]) == 0
-    assert main([*TUNE, "--trace", str(trace.folder), "--policies", "band:price"]) == 0
+    assert main([*TUNE, "--trace", str(trace.folder), "--policy", "band:price"]) == 0
     none = saved(tmp_path / "c", texts(), [VOCAB])
     assert main(["audit", str(none.folder), *TWO]) == 0
 
@@ -70,7 +70,7 @@ def test_texts_without_rounds(tmp_path, capsys, recwarn):
     none = saved(tmp_path / "a", [[]] * 6)
     assert main([*TUNE, "--trace", str(none.folder)]) == 3
     some = saved(tmp_path / "b", [*texts(9), []])
-    assert main([*TUNE, "--trace", str(some.folder), "--policies", "band:price"]) == 0
+    assert main([*TUNE, "--trace", str(some.folder), "--policy", "band:price"]) == 0
     assert "nan" not in capsys.readouterr().out and not recwarn.list
 
 
@@ -132,7 +132,7 @@ def test_a_header_is_checked_before_anything_is_written(tmp_path, wrong, said):
 
 def test_cuts_that_are_told_are_in_the_file(tmp_path, capsys):
     trace, out = saved(tmp_path, texts()), tmp_path / "tuned.json"
-    told = ["--trace", str(trace.folder), "--policies", "band:price", "--top-p", "0.9"]
+    told = ["--trace", str(trace.folder), "--policy", "band:price", "--top-p", "0.9"]
     assert main([*TUNE, *told, "--out", str(out)]) == 0
     assert ct.load_tuned(out).cuts.top_p == 0.9
 
@@ -173,8 +173,7 @@ def test_a_rule_without_knobs_can_be_tuned(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(RULES)
     trace = saved(tmp_path, texts())
     assert (
-        main([*TUNE, "--trace", str(trace.folder), "--policies", f"{tmp_path}/mine.py:lossless"])
-        == 0
+        main([*TUNE, "--trace", str(trace.folder), "--policy", f"{tmp_path}/mine.py:lossless"]) == 0
     )
 
 

@@ -18,7 +18,7 @@ from tests.amounts import some, thorough
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"
 MODELS = ("--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"))
-TUNE = ("tune", "--divergence-per-token", "0.05", "--policies", "band:price", "--num-draft-tokens")
+TUNE = ("tune", "--nats", "0.05", "--policy", "band:price", "--num-draft-tokens")
 
 
 def run_json(capsys, *arguments: str) -> dict:
@@ -63,14 +63,14 @@ def test_generate_does_what_the_file_says(tmp_path: Path, capsys, alone, verifie
 
 def test_a_policy_that_spends_more_at_every_setting_is_named(capsys, alone) -> None:
     """Each policy that was asked for has a line or a sentence."""
-    asked = ("tune", "--divergence-per-token", "0.05", "--num-draft-tokens", "1", *alone, "0.1")
+    asked = ("tune", "--nats", "0.05", "--num-draft-tokens", "1", *alone, "0.1")
     said = r"No setting of mixture:alpha=0.9 spends at most 0.05 nats of KL per token: the least is"
-    assert main([*asked, "--policies", "mixture:alpha=0.9"]) == 1
+    assert main([*asked, "--policy", "mixture:alpha=0.9"]) == 1
     assert said in capsys.readouterr().out
-    assert main([*asked, "--policies", "mixture:alpha=0.9", "cactus"]) == 0
+    assert main([*asked, "--policy", "mixture:alpha=0.9", "--policy", "cactus"]) == 0
     out = capsys.readouterr().out
     assert said in out and "cactus:delta=" in out
-    assert main([*asked, "--policies", "mixture:alpha=0.9", "--json"]) == 1
+    assert main([*asked, "--policy", "mixture:alpha=0.9", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["over"]["mixture:alpha=0.9"] > 0.05
 
 
@@ -172,9 +172,9 @@ def test_the_table_fits_and_says_what_was_chosen(capsys, alone, monkeypatch) -> 
 
 CHEAP = (
     "tune",
-    "--divergence-per-token",
+    "--nats",
     "0.05",
-    "--policies",
+    "--policy",
     "mixture:alpha",
     "--num-draft-tokens",
 )

@@ -198,8 +198,8 @@ SPEC = "mixture:alpha=0.5"
 
 def test_every_number_of_a_line_is_of_the_same_texts(two_kinds, capsys) -> None:
     """A free draft of one token: tokens a call are the times of plain decoding."""
-    asked = f"tune --trace {two_kinds.folder} --cost-ratio 0 --divergence-per-token 0.5 --json"
-    assert main([*asked.split(), "--policies", SPEC, "--seed", "1"]) == 0
+    asked = f"tune --trace {two_kinds.folder} --cost-ratio 0 --nats 0.5 --json"
+    assert main([*asked.split(), "--policy", SPEC, "--seed", "1"]) == 0
     line = json.loads(capsys.readouterr().out)["recommended"]
     assert line["over_plain"] == pytest.approx(line["tokens_per_call"], rel=ROUNDING)
     spent = replay(two_kinds, line["policy"]).divergence_per_token()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cactus_theory.commands.flags import Repeated
 from simulations.common.inputs import add_pair_arguments, command_line
 
 
@@ -13,7 +14,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     parser.add_argument("--delta", type=float, nargs="+", default=[0.1])
     parser.add_argument("--max-tokens", type=int, default=5)
-    parser.add_argument("--policies", nargs="*", default=[])
+    parser.add_argument("--policy", action=Repeated, default=[])
     parser.add_argument("--out", type=Path)
 
 
@@ -25,8 +26,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         ("theory --max-tokens 6 --delta 1 0.5", "bench theory --delta 1 0.5 --max-tokens 6"),
         ("decode --target /home/me/stories", "bench decode --target stories"),
         (
-            "decode --policies /me/my.py:rule:a=1 fuzzy",
-            "bench decode --policies my.py:rule:a=1 fuzzy",
+            "decode --policy /me/my.py:rule:a=1 --policy fuzzy",
+            "bench decode --policy my.py:rule:a=1 --policy fuzzy",
         ),
     ],
 )

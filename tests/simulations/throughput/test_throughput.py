@@ -16,9 +16,9 @@ from simulations.common.results import read_csv
 from simulations.throughput import command, table
 
 SMALL = (
-    "throughput --policies speculative band:price=1 band:price=0.1 cactus:delta=0.001 "
-    "cactus:delta=1 --num-draft-tokens 2 --batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 1 "
-    "--metered 1"
+    "throughput --policy speculative --policy band:price=1 --policy band:price=0.1 "
+    "--policy cactus:delta=0.001 --policy cactus:delta=1 --num-draft-tokens 2 "
+    "--batch 1 --num-prompts 2 --max-new-tokens 6 --repeats 1 --metered 1"
 ).split()
 METHODS = ["plain", "hf_plain", "hf_assisted", "speculative", "band", "band", "cactus", "cactus"]
 DECODES = len(METHODS) * 2 * 2  # prompts, repeats
@@ -70,7 +70,7 @@ def test_a_run_that_dies_is_taken_up_where_it_stopped(resumed: tuple[Path, list[
 @pytest.mark.parametrize(("large", "threads"), [(0, "2 threads"), (1 << 40, "1 thread")])
 def test_a_large_target_has_all_cores(tmp_path: Path, monkeypatch, large, threads) -> None:
     monkeypatch.setattr("cactus_theory.commands.models.LARGE", large)
-    small = [*SMALL[:1], "--policies", "speculative", *SMALL[6:], "--out", str(tmp_path)]
+    small = [*SMALL[:1], "--policy", "speculative", *SMALL[11:], "--out", str(tmp_path)]
     torch.set_num_threads(2)
     try:
         assert main([*small, "--baselines", "--max-new-tokens", "2", "--num-prompts", "1"]) == 0
@@ -80,7 +80,8 @@ def test_a_large_target_has_all_cores(tmp_path: Path, monkeypatch, large, thread
 
 
 def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
-    small = [*SMALL, "--policies", "speculative", "band:price=0.1", "--baselines", "--batch", "2"]
+    small = ["throughput", "--policy", "speculative", "--policy", "band:price=0.1", *SMALL[11:]]
+    small += ["--baselines", "--batch", "2"]
     small += ["--repeats", "0", "--dtype", "bfloat16"]
     assert main([*small, "--out", str(tmp_path)]) == 0
     (lossless, band), notes = read_csv(tmp_path / "answers.csv")

@@ -74,7 +74,7 @@ def test_generate_takes_a_heads_folder(capsys):
 
 @thorough
 def test_throughput_leaves_the_librarys_drafting_out_for_heads(tmp_path):
-    asked = ["throughput", "--draft", str(HEAD), "--policies", "speculative"]
+    asked = ["throughput", "--draft", str(HEAD), "--policy", "speculative"]
     asked += ["--num-prompts", "1", "--max-new-tokens", "4", "--repeats", "1", "--metered", "1"]
     asked += ["--num-draft-tokens", "2", "--batch", "1", "--out", str(tmp_path)]
     assert simulations(asked) == 0

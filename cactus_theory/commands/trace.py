@@ -1,27 +1,28 @@
-"""Log all rows of a target and its draft along texts that the target's own law writes.
+"""``cactus-theory trace``: log all rows of a pair along texts of the target's own law.
 
 Prompts come in an order drawn by --seed. The folder given by --out is finished text by text: a run
 that was killed goes on when the same command is started again, or is finished with fewer --cycles.
 It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048.
-Replay policies on it with ``python -m simulations replay FOLDER --policy SPEC``.
+Compare policies on it with ``cactus-theory compare FOLDER --policy SPEC``.
 """
 
 import argparse
 from pathlib import Path
 
 from cactus_theory.base import defaults
-from cactus_theory.commands.flags import add_cuts, given_cuts
-from cactus_theory.commands.models import add_threads, opened
+from cactus_theory.commands.flags import PROMPTS, add_chat, add_cuts, given_cuts
+from cactus_theory.commands.models import add_models, add_threads, opened
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.traces.log import log_shown
 
-from .common.inputs import add_pair_arguments
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
     add = parser.add_argument
-    add_pair_arguments(parser)
+    add_models(parser, required=True)
+    add("--prompts", required=True, metavar="FILE", help=PROMPTS)
+    add_chat(parser)
     add("--draft-mode", choices=MODES, default=MODES[0], help="how to draft (%(default)s)")
     add("--num-draft-tokens", type=int, default=8, metavar="K")
     add("--cycles", type=int, default=1300, help="rounds to log, at least: texts are not cut")
@@ -35,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Log the rounds, and say how many and how large they are."""
+    if args.draft is None:
+        raise ValueError("--draft: must be given; got none")
     pair, _, ids = opened(args, drawn=True)
     trace = log_shown(
         pair,
