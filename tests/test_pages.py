@@ -154,6 +154,8 @@ def test_every_block_runs_as_printed(name: str, scratch: Path, capfd) -> None:
             assert [run(words) for words, _ in asked] == [status for _, status in asked]
         elif block.language == "python":
             exec(compile(block.code, name, "exec"), space)
+            if file := re.match(r"# (\w+\.py)\n", block.code):  # which commands below read
+                (scratch / file[1]).write_text(block.code, encoding="utf-8")
             if said is None:
                 said = "\n".join(re.findall(r"^# (.*)", block.code, flags=re.M))
                 said = said if "print(" in block.code else "…"
