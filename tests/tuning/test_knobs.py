@@ -41,6 +41,12 @@ def there_and_back(q, p, n, *, share=0.0):
     return ((1 + 8 * share * (1 - share)) * entry(q, n) / entry(p, n)).clamp(max=1)
 
 
+@ct.rule(vectorised=True, knob_range=(0.0, 1.0))
+def hidden(q, p, n, *, share=0.0):
+    """Nothing is spent but near 0.7, which neither end of the range shows."""
+    return ((1 + 8 * max(0, 1 - 20 * abs(share - 0.7))) * entry(q, n) / entry(p, n)).clamp(max=1)
+
+
 @ct.rule(vectorised=True, strict=0.0, knob_range=(0.0, 0.01))
 def timid(q, p, n, *, delta=0.0):
     return ((1 + delta) * entry(q, n) / entry(p, n)).clamp(max=1)
@@ -78,7 +84,7 @@ def plain(q, p, n):
     return min(1, q[n] / p[n])
 
 
-@pytest.mark.parametrize("rule", [there_and_back, declared, undeclared, limited])
+@pytest.mark.parametrize("rule", [there_and_back, hidden, declared, undeclared, limited])
 def test_rules_are_solved_by_what_they_declare_monotone_or_not(rule) -> None:
     solved = ct.solve_knob(rule, ROWS, nats=0.01)
     assert spent(solved)[0] == pytest.approx(0.01, rel=EXACT)
