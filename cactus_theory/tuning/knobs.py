@@ -37,7 +37,7 @@ MARGIN = 0.02
 # steps between two halvings of the bracket, lest a bent curve hold one end of it
 HALVING = 4
 # relative width of a bracket that holds a jump over the amount
-NARROW = 1e-5
+NARROW = 1e-6
 MOST_STEPS = 100
 # points of a grid: geometric ones over the range, and even ones
 POWERS, EVEN = 16, 12
