@@ -2,7 +2,8 @@
 
 Prompts come in an order drawn by --seed. The folder given by --out is finished text by text: a run
 that was killed goes on when the same command is started again, or is finished with fewer --cycles.
-It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048.
+It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048;
+with --cut at most about 16 KB a row, whatever V is.
 Compare policies on it with ``cactus-theory compare FOLDER --policy SPEC``.
 """
 
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
+    add("--cut", action="store_true", help="store the likeliest tokens of a row, and the rest in "
+        "cells of alike probabilities: a trace to hand around")  # fmt: skip
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         temperature=args.temperature,
         cuts=given_cuts(args) or Cuts(),
         eos_token_ids=args.eos_token_ids,
+        cut=args.cut,
     )
     size = sum(entry.bytes for entry in trace.manifest.shards) / 1e6
     print(

@@ -25,6 +25,7 @@ from cactus_theory.base.files import (
 from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 
 FORMAT, VERSION = "cactus-theory trace", 1
+CUT = "cut"  # in details: the mass that cut rows leave to cells; none of whole rows
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 CYCLES = "at_least_cycles"
 COUNTS = "cycles", "target_rows", "draft_rows"
@@ -210,7 +211,9 @@ class Folder(Resource):
         """Write the next text's cycles; they are on the disk when this returns."""
         name = shard_name(self.texts)
         shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
-        content = to_bytes(checked(name, shard, *self.header.limits))
+        ends = [token for token in self.header.eos_token_ids if token < self.header.vocab_size]
+        cut = sorted(set(ends)) if CUT in self.header.details else None
+        content = to_bytes(checked(name, shard, *self.header.limits), cut)
         write_whole(self.path / name, content)
         self.entries.append(_entry_of(name, shard, content))
 
