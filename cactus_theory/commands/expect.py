@@ -43,6 +43,7 @@ from cactus_theory.traces.counters import Observation, observed_rates, read_metr
 from cactus_theory.traces.expect import Expectation, expectations
 from cactus_theory.traces.faults import FAULTS, with_faults
 from cactus_theory.traces.log import log_shown
+from cactus_theory.traces.records import read_records
 from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
 
 # rounds to decode: thrice those counted, so that what is expected has the smaller error
@@ -97,6 +98,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--metrics", nargs="+", metavar="FILE",
         help="in place of --observed vLLM's Prometheus text; two files, before and after, for "
         "what was counted in between")  # fmt: skip
+    add("--records", metavar="FILE", help="in place of both, answers of vLLM or SGLang with their "
+        "acceptance, or AIPerf's profile_export.jsonl: errors are then by request")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object only")
 
 
@@ -108,12 +111,16 @@ def run(args: Namespace) -> int:
         refuse(args, own, "a trace has its own", seed=defaults.SEED)
     if not has_models(args) and not args.trace:
         raise ValueError("--trace, or --target, --draft and --prompts: must be given; got none")
-    if args.observed is not None and args.metrics or len(args.metrics or ()) > 2:
-        raise ValueError("--observed, --metrics: at most one may be given, with one or two files")
-    if not (args.observed or args.metrics):
+    counted = [own for own in (args.observed, args.metrics, args.records) if own is not None]
+    if len(counted) > 1 or len(args.metrics or ()) > 2:
+        raise ValueError(
+            "--observed, --metrics, --records: at most one may be given, --metrics with one or two "
+            "files"
+        )
+    if not counted:
         refuse(args, OF_COUNTS, "must come with what was counted")
-    if args.metrics:
-        refuse(args, ("rounds",), "must not be given with --metrics, which counts them")
+    if args.metrics or args.records:
+        refuse(args, ("rounds",), "must not be given with --metrics or --records, which count them")
     for name in ("cycles", "num_draft_tokens", "max_new_tokens"):
         if (value := getattr(args, name)) is not None:
             check.whole_number(flag(name), value, 1)
@@ -135,6 +142,8 @@ def run(args: Namespace) -> int:
         if seen.restarted:
             print(f"expect: {seen.restarted} of the engines restarted in between: of these only "
                   "what was counted since is compared", file=sys.stderr)  # fmt: skip
+    elif args.records is not None:
+        seen = read_records(args.records, width=width, **known)
     elif args.observed is not None:
         seen = observed_rates(args.observed, args.rounds, width, **known)
     if seen is not None and args.draft_mode is None and not (looked_up or args.trace):

@@ -48,6 +48,9 @@ class Observation:
     answers : how many texts the rounds are of; None: as many rounds a text as were logged.
     behind_ends : whether places behind an end of text are in these numbers; None: not known.
     restarted : how many engines did, whose counts before that are left out.
+    shares : (K,) share of the rounds going on to a place that draft it, where it is known.
+    by_request : (K,) standard errors, over requests, of what is accepted of the rounds that
+        accept the place before; None: not known.
 
     Raises
     ------
@@ -63,6 +66,8 @@ class Observation:
     answers: float | None = None
     behind_ends: bool | None = None
     restarted: int = 0
+    shares: Column | None = None
+    by_request: Column | None = None
 
     def __post_init__(self) -> None:
         steps = np.diff(self.accepted, prepend=1.0, append=0.0)
@@ -93,8 +98,10 @@ class Observation:
     def drafted_share(self) -> tuple[Column, Column]:
         """Return the least and the largest share of rounds going on to a place that draft it.
 
-        Only the sum is known: drafts may have become shorter at any place.
+        Of counters only the sum is known: drafts may have become shorter at any place.
         """
+        if self.shares is not None:
+            return np.maximum(self.shares, 1e-9), np.maximum(self.shares, 1e-9)
         width = len(self.accepted)
         missing = 0.0 if self.drafted is None else width - self.drafted / self.rounds
         least = np.maximum(1 - missing / np.arange(width, 0, -1), 1e-9)

@@ -80,7 +80,7 @@ def compare_observed(
     record, unlike = healthy.record, {"behind_ends": (seen.behind_ends,), "short_ends": (False,)}
     if seen.behind_ends is None:
         unlike["behind_ends"] = (False,) if record.going.all() else (False, True)
-    if seen.drafted is None and (record.left < record.lengths).any():
+    if seen.drafted is seen.shares is None and (record.left < record.lengths).any():
         unlike["short_ends"] = (False, True)
     found = {}
     for way in product(*unlike.values()):
@@ -146,8 +146,10 @@ class _Gaps:
         # texts are as many in the counts as here, over this: as many rounds, or fewer and longer
         of_texts = expectation.texts / seen.answers if seen.answers else 0.0
         self.fewer = max(expectation.rounds / seen.rounds, of_texts)
+        if seen.by_request is not None:  # errors of requests have in them what texts share
+            self.fewer = 0.0
         low = high = seen.accepted[places] / before[places]
-        if seen.drafted is not None:
+        if seen.drafted is not None or seen.shares is not None:
             own = (reached / np.maximum(on, 1e-300))[places]
             low, high = (low * own / share[places] for share in reversed(seen.drafted_share()))
         self.observed: Column = np.clip(self.expected, low, high)
@@ -163,7 +165,9 @@ class _Gaps:
         rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
         binomial = rate * (1 - rate) / count
         texts = self.expected_error**2 * self.fewer
-        self.alone = np.maximum(coins, binomial - texts) + rounding**2  # what texts do not share
+        requests = 0.0 if seen.by_request is None else seen.by_request[places] ** 2
+        own = np.maximum(np.maximum(coins, binomial - texts), requests)
+        self.alone = own + rounding**2  # what texts do not share
         self.observed_error = np.sqrt(texts + self.alone)
         self.gap = self.observed - self.expected
         size = np.maximum(np.abs(self.gap) - 0.5 / count, 0.0)

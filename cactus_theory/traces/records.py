@@ -1,0 +1,149 @@
+"""Acceptance records of engines, one a request: how many verifications accepted how many tokens.
+
+Read are answers of vLLM (``--per-request-spec-decode-metrics``, summary or detailed; pull request
+48915), of SGLang (``spec_accept_histogram`` of ``meta_info``) and lines of NVIDIA AIPerf's
+``profile_export.jsonl`` (``spec_decode_acceptance``; warm-up requests are left out).
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.significance import FEWEST_TEXTS
+from cactus_theory.traces.counters import Observation
+
+Record = dict[str, Any]
+
+
+def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
+    """Read acceptance records, a JSON object a line or one JSON text; errors are by request.
+
+    Drafts may be of any length up to ``width``. How many rounds drafted each position is known
+    where all records have vLLM's ``per_step_drafted`` or ``acceptance_histogram_by_draft_length``.
+    vLLM counts places behind an end of text; ``known`` may say otherwise.
+
+    Raises
+    ------
+    OSError, ValueError
+        A file that cannot be read or holds no record, numbers that contradict each other, drafts
+        of more than ``width`` tokens.
+    """
+    histograms, drafted, reached, engines = [], [], [], set[str]()
+    for number, item in enumerate(_objects(path), 1):
+        if (found := _record(item)) is None:
+            continue
+        engine, record, histogram = found
+        where = f"--records: record {number} of {path}"
+        counts = _counts(f"{where}: the histogram", histogram)
+        if len(counts := np.trim_zeros(counts, "b")) > width + 1:
+            raise ValueError(
+                f"{where}: must accept at most the {width} tokens that are expected to be drafted "
+                f"(--num-draft-tokens); got {len(counts) - 1}"
+            )
+        counts = np.pad(counts, (0, width + 1 - len(counts)))
+        accepted = int(counts @ np.arange(width + 1))
+        for name, sum_ in (("num_spec_steps", counts.sum()), ("spec_verify_ct", counts.sum()),
+                           ("num_accepted_draft_tokens", accepted)):  # fmt: skip
+            if record.get(name, sum_) != sum_:
+                raise ValueError(f"{where}: {name} must be {sum_}; got {record[name]!r:.60}")
+        drafted.append(record.get("num_draft_tokens"))  # SGLang's may count nodes of trees
+        reached.append(_reached(where, record, counts))
+        histograms.append(counts)
+        engines.add(engine)
+    if not histograms:
+        raise ValueError(f"--records: must hold a record of vLLM, SGLang or AIPerf; got {path}")
+    counts = np.array(histograms, float)
+    at_least = counts[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1), rounds that accept so many
+    total = at_least.sum(0)
+    told: Record = {"answers": float(len(counts)), "drafted": None, "behind_ends": None}
+    if all(type(own) is int for own in drafted) and sum(drafted) >= total[0]:
+        told["drafted"] = float(sum(drafted))
+    if engines == {"vllm"}:
+        told["behind_ends"] = True
+    if all(own is not None for own in reached):
+        told["shares"] = sum(reached) / np.maximum(total[:-1], 1)
+    if len(counts) >= FEWEST_TEXTS:
+        below = np.maximum(total[:-1], 1)
+        around = at_least[:, 1:] - at_least[:, :-1] * (total[1:] / below)
+        told["by_request"] = np.sqrt((around**2).sum(0) * len(counts) / (len(counts) - 1)) / below
+    told |= {name: value for name, value in known.items() if value is not None}
+    try:
+        return Observation(total[1:] / max(total[0], 1), total[0], np.zeros(width), **told)
+    except ValueError as error:
+        raise ValueError(f"--records: {error} in {path}") from None
+
+
+def _objects(path: str | Path) -> Iterator[Any]:
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OSError(f"--records: must be a readable text; {error}") from None
+    try:
+        items = json.loads(text)
+    except ValueError:
+        try:
+            items = [json.loads(line.removeprefix("data: ")) for line in text.splitlines()
+                     if line.strip() and line.strip() != "data: [DONE]"]  # fmt: skip
+        except ValueError as error:
+            raise ValueError(f"--records: must be JSON, or JSON lines; {error}") from None
+    yield from items if isinstance(items, list) else [items]
+
+
+def _record(item: Any) -> tuple[str, Record, Any] | None:
+    """Return the engine, the record and its histogram, None for an object without one."""
+    own = item if isinstance(item, dict) else {}
+
+    def inner(name: str) -> Record:
+        return value if isinstance(value := own.get(name), dict) else {}
+
+    about, answer, meta = inner("metadata"), inner("spec_decode_acceptance"), inner("meta_info")
+    if "warmup" in (about.get("benchmark_phase"), about.get("phase_kind")):
+        return None
+    if not answer and isinstance(vllm := inner("metrics").get("speculative_decoding"), dict):
+        answer = {"engine": "vllm"} | vllm
+    if "acceptance_histogram" in answer:
+        return str(answer.get("engine")), answer, answer["acceptance_histogram"]
+    if "spec_accept_histogram" in meta:
+        return "sglang", meta, meta["spec_accept_histogram"]
+    return None
+
+
+def _counts(where: str, histogram: Any) -> np.ndarray:
+    """Return how many rounds accepted 0, 1, … tokens: of a list, or of a map from numbers."""
+    if isinstance(histogram, dict) and all(str(key).isdecimal() for key in histogram):
+        most = max(map(int, histogram), default=0)
+        check.whole_number(f"{where}: accepted tokens", min(most, 10**4), most)
+        histogram = [histogram.get(str(place), 0) for place in range(most + 1)]
+    if not isinstance(histogram, list) or not all(type(own) is int and 0 <= own < 2**53
+                                                  for own in histogram):  # fmt: skip
+        raise ValueError(f"{where} must be of whole numbers from 0 on; got {histogram!r:.60}")
+    return np.array(histogram or [0], dtype=np.int64)
+
+
+def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | None:
+    """Return for each place how many rounds accepted all before it and drafted it, if known."""
+    width = len(counts) - 1
+    steps, lengths = record.get("per_step_accepted"), record.get("per_step_drafted")
+    by_length = record.get("acceptance_histogram_by_draft_length")
+    table = np.zeros((width + 1, width + 1))  # drafted, accepted
+    if steps is not None and lengths is not None:
+        numbers = [_counts(f"{where}: by step", own) for own in (lengths, steps)] if steps else []
+        pairs = [(*pair, 1) for pair in zip(*numbers, strict=False)]
+    elif isinstance(by_length, dict):
+        pairs = [(int(k), j, count) for k, own in by_length.items() if str(k).isdecimal()
+                 for j, count in enumerate(_counts(f"{where}: drafts of {k}", own))]  # fmt: skip
+    else:
+        return None
+    for k, j, count in pairs:
+        if count and not j <= k <= width:
+            raise ValueError(f"{where}: must accept at most what was drafted, up to {width}; "
+                             f"got {j} of {k}")  # fmt: skip
+        if count:
+            table[k, j] += count
+    if not np.array_equal(table.sum(0), counts):
+        raise ValueError(f"{where}: numbers by step or length must add up to the histogram's")
+    return np.array([table[place + 1 :, place:].sum() for place in range(width)])
