@@ -30,7 +30,7 @@ PAGES = [path.relative_to(ROOT).as_posix()
          for pattern in ("*.md", "cactus_theory/*.md", "paper_figures/**/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
 GUIDES = ("CHOOSE", "DECODE", "CHECK", "MEASURE", "TRAIN")
-RUN = ("README.md", *(f"cactus_theory/{name}.md" for name in (*GUIDES, "SERVING")),
+RUN = ("README.md", *(f"cactus_theory/{name}.md" for name in (*GUIDES, "SERVING", "TRACES")),
        *(page for page in PAGES if page.startswith("paper_figures")))  # fmt: skip
 PROGRAMS: dict[tuple[str, ...], Callable[[list[str]], int]] = {
     ("cactus-theory",): cactus_theory,

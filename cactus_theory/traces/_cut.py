@@ -4,7 +4,7 @@ An entry of a cut row is a token with its log q and log p, or, where its id is �
 logarithms of what they have together. Those of a cell differ in size by half an octave (below 2^−20
 by a whole one), and in q/p by half (beyond 16 by a whole one). No cell has both q > p and q < p, so
 that the masses of the rest and its overlap Σ min(q, p) are exact. A reader gives every token of a
-cell the same share. Sizes matter, not only masses: entropies and roots of probabilities do not add up.
+cell the same share. Sizes matter, not only masses: entropies and roots do not add up.
 """
 
 from collections.abc import Mapping, Sequence
