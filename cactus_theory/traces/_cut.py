@@ -89,7 +89,7 @@ def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tens
     for name, numbers in (("target_log_probs", range(len(offsets) - 1)),
                           ("draft_log_probs", pairs.tolist())):  # fmt: skip
         logs = tensors[name].float() - shares.log()
-        rows = tensors[name] = torch.full((len(numbers), vocab), -torch.inf)
+        rows = tensors[name] = torch.full((len(numbers), vocab), -torch.inf, device="cpu")
         for row, number in zip(rows, numbers, strict=True):
             own = slice(int(offsets[number]), int(offsets[number + 1]))
             alone, free = ids[own] >= 0, torch.ones(vocab, dtype=torch.bool, device="cpu")
@@ -103,7 +103,7 @@ def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tens
 
 
 def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
-    """Return what is wrong with the entries of cut rows, nothing if they can be spread."""
+    """Return the fault of entries of cut rows, nothing if they can be spread."""
     lists = "token_offsets", "draft_offsets", OFFSETS, "draft_token_ids", IDS
     if missing := [name for name in (*lists, "target_log_probs") if name not in tensors]:
         return f"cut rows need {', '.join(missing)}"

@@ -106,26 +106,38 @@ class Path:
                 return True
         return False
 
-    def ends_at(self, place: int) -> bool:
-        """Return whether the coin before a node passes: below R/(R + 1 − P), R = Σ (P h − p)₊.
+    def last_open(self, place: int) -> int:
+        """Return the last node up to a place whose coin may pass, as far as P and entries tell.
 
-        At the end it is compared with P. P = 1 passes, whatever rounding makes of R: what is below
-        such a node is biased.
+        A coin above P does not, nor one above the bound that the largest scale, P, gives: of
+        policies with h between q and p a row that it refuses need not be solved.
+        """
+        while place and (missing := 1 - self.alive[place]):
+            coin = self.coins[place - 1]
+            if coin < self.alive[place]:
+                if place == self.count:
+                    break
+                node = self.node(place)
+                may_fall = node.policy.between and node.policy.highest > 1 and not node.fixed
+                if not may_fall or node.is_known:
+                    break
+                most = Residual(node.q, node.drawn_from, self.alive[place]).mass
+                if coin < most / (most + missing):
+                    break
+            place -= 1
+        return place
+
+    def ends_at(self, place: int) -> bool:
+        """Return whether the coin before an open node passes: below R/(R + 1 − P).
+
+        R is Σ (P h − p)₊. P = 1 passes, whatever rounding makes of R: what is below such a node is
+        biased. The coin before the end was compared with P.
         """
         missing = 1 - self.alive[place]
-        if not place or not missing:
+        if not place or not missing or place == self.count:
             return True
-        coin = self.coins[place - 1]
-        if coin >= self.alive[place] or place == self.count:
-            return coin < self.alive[place]
-        node = self.node(place)
-        may_fall = node.policy.between and node.policy.highest > 1 and not node.fixed
-        if may_fall and not node.is_known:
-            most = Residual(node.q, node.drawn_from, self.alive[place]).mass
-            if coin >= most / (most + missing):
-                return False  # even with the largest scale, P
-        mass = node.residual().mass
-        return coin < mass / (mass + missing)
+        mass = self.node(place).residual().mass
+        return self.coins[place - 1] < mass / (mass + missing)
 
 
 class Walk:
@@ -251,14 +263,19 @@ class Walk:
             ask_together(nodes)
             for path, node in zip(waiting, nodes, strict=True):
                 path.alive.append(1.0 if node.exceeds(1.0) else min(1.0, node.ratio))
+        ends = []
         for path in self.paths:
-            place = len(path.alive) - 1
             if path.cut and path.alive[-1]:  # the path ends before the row of NaN
                 path.accepted = path.count
-                continue
-            while not path.ends_at(place):
-                place -= 1
-            path.accepted = place
+            else:
+                ends.append((path, len(path.alive) - 1))
+        while ends:
+            ends = [(path, path.last_open(place)) for path, place in ends]
+            ask_together([path.node(place) for path, place in ends if place < path.count])
+            for path, place in ends:
+                path.accepted = place
+            ends = [(path, place - 1) for path, place in ends if not path.ends_at(place)]
+        for path in self.paths:
             path.end()
 
     def _widen(self, path: Path) -> None:
