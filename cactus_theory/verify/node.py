@@ -1,9 +1,9 @@
 """A node of a drafted path: its rows, how it was reached, and the law h emitted there.
 
-A node solves its law at most once, and not before somebody needs it. The verifier asks whether a
-coin passes and what is recovered, the meter, a ledger, schedules and replays what the node is
-charged. On a CPU the policy's row is solved and measured by compiled loops; h is written only where
-a policy has no such row, or where somebody asks for it.
+A node solves its law at most once, when the law is first read. The verifier reads whether a coin
+passes and the residual; the meter, a ledger, schedules and replays read the node's charge. On a CPU
+the policy's row is solved and measured by compiled loops. The row h is written out only if the
+policy has no compiled row, or if ``law`` is read.
 """
 
 import math
@@ -131,7 +131,7 @@ class Node:
 
     @property
     def _judged(self) -> int:
-        assert self.token is not None  # nobody asks of others
+        assert self.token is not None  # only nodes with a drafted token are judged
         return self.token
 
     @cached_property
@@ -147,7 +147,7 @@ class Node:
     def offers(self) -> Any:
         """Return the row that policies see as the draft's: the selection law of drafted tokens.
 
-        It is the target's own where nothing was.
+        Where nothing was drafted, return q.
         """
         if not self.fixed:
             return self.q if self.token is None else self.drawn_from
@@ -168,7 +168,7 @@ class Node:
             boxes = self.policy.look_ahead.boxes
             return AheadRow(self.q, self.token, self.raised, self.alive, boxes)
         p = self.offers if self.policy.highest > 1 else self.q  # else h = q, whatever is drafted
-        # P = 0 never occurs, and is taken for 1
+        # a node with P = 0 is never reached; bands are not defined there
         return self.policy.row(self.q, p, self.verifier.by_path and self.alive or 1.0)
 
     @cached_property
@@ -230,9 +230,10 @@ class Node:
         return min(1.0, self.ratio)
 
     def residual(self) -> Residual:
-        """Return (P h − p)₊, or g, which the token is drawn from if the path ends here.
+        """Return the row that the last token is drawn from if the path ends at this node.
 
-        After a path that was accepted as a whole, or where nothing is drafted, it is h.
+        It is (P h − p)₊, or the policy's residual g where a chain judges by φ. At the end of a
+        draft that was accepted as a whole, and where nothing was drafted, the row is h.
         """
         p = None if self.token is None else self.drawn_from
         if self.solved is not None:
@@ -325,7 +326,7 @@ def stacked(nodes: Sequence[Node], name: str) -> Float[Tensor, "nodes vocab"]:
 
 
 def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Ask policies without a row at once for what tells whether nodes' tokens are accepted."""
+    """Compute φ, or h, of all nodes whose policy has no compiled row: one call a policy."""
     asked = [node for node in nodes if node.solved is None and not node.is_known]
     if len(asked) > 1:
         ask_phi(node for node in asked if node.accepts_by_phi)
@@ -334,7 +335,7 @@ def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
 
 
 def ask_phi(nodes: Iterable[Node]) -> None:
-    """Ask policies without a row for φ of the tokens at nodes."""
+    """Compute φ of the drafted tokens at nodes, one call a policy, and store it as ``ratio``."""
     for group in _together(nodes, lambda node: None):
         q, p = (stacked(group, name) for name in ("q", "drawn_from"))
         ids = torch.tensor([[node.token] for node in group], device=q.device)
@@ -344,7 +345,7 @@ def ask_phi(nodes: Iterable[Node]) -> None:
 
 
 def write_laws(nodes: Iterable[Node]) -> None:
-    """Ask policies for the laws h of nodes."""
+    """Compute the laws h of nodes, one call a policy, and store each as ``law``."""
     for group in _together(nodes, lambda node: (node.drafted, math.isnan(node.raised))):
         q, policy = stacked(group, "target"), group[0].policy
         if group[0].drafted:
@@ -372,7 +373,9 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
     for node, charge in zip(nodes, charges, strict=True):
         if not node.drafted:
             charge = charge._replace(accepted=0.0)
-        elif not isinstance(node.policy, FixedTarget | PerProposal):  # h tells nothing of it
+        elif not isinstance(
+            node.policy, FixedTarget | PerProposal
+        ):  # acceptance is not Σ min(p, h)
             q, p = (normalised(_tensor(row)) for row in (node.q, node.offers))
             accepted = (p * node.policy.acceptance_row(q, p)).sum(-1)
             charge = charge._replace(accepted=float(accepted))

@@ -109,8 +109,8 @@ class Path:
     def last_open(self, place: int) -> int:
         """Return the last node up to a place whose coin may pass, as far as P and entries tell.
 
-        A coin above P does not, nor one above the bound that the largest scale, P, gives: of
-        policies with h between q and p a row that it refuses need not be solved.
+        A coin of P or more fails. So does a coin that fails with (P q − p)₊ in place of the
+        residual (P h − p)₊, for policies with h between q and p: such a row is not solved.
         """
         while place and (missing := 1 - self.alive[place]):
             coin = self.coins[place - 1]
