@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib
+import shlex
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
 from tests.amounts import thorough
 
+ROOT = Path(__file__).parents[2]
 GPU = "gpu_"  # tables of a CUDA machine, or of what is compiled for one
 
 
@@ -26,6 +28,18 @@ def test_every_committed_table_has_one_entry() -> None:
     known = Counter(name for entry in ENTRIES for name in entry.names)
     assert set(known) == {name for name in committed if not name.startswith(GPU)}
     assert set(known.values()) == {1}
+
+
+def test_the_commands_of_the_makefile_can_be_read() -> None:
+    """No test runs ``make demo`` itself, so that a renamed flag would be seen by users alone."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line.partition(" -m simulations ")[2] for line in text.splitlines()]
+    commands = [shlex.split(line) for line in lines if line and "$" not in line]
+    assert ["demo", "smollm", "bench"] == [words[0] for words in commands]
+    for words in commands:
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        importlib.import_module(f"simulations.{COMMANDS[words[0]][-1]}").add_arguments(parser)
+        parser.parse_args(words[1:])
 
 
 @pytest.mark.parametrize("quick", [False, True])
