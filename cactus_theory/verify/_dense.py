@@ -24,7 +24,8 @@ def block_on_device(
     ids = draft.token_ids
     walk = Blocks(assigned, target_probs, draft)
     place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    accepted = torch.where(accept < walk.value[:, 1:], place, 0).amax(-1)
+    passed = torch.where(accept < walk.value[:, 1:], place, 0)
+    accepted = torch.nn.functional.pad(passed, (1, 0)).amax(-1)  # 0 where nothing was drafted
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
     undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there

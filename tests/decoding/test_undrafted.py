@@ -5,8 +5,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import ByPosition, Ledger, ModelDrafter, NGram
+from cactus_theory.testing import assert_verifier_properties
 from cactus_theory.traces import Trace, replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
+from cactus_theory.verify._dense import block_on_device
+from cactus_theory.verify.chain import chain_on_device
 
 IDS, HEAT, COLD = torch.tensor([[1, 2, 3]]), 0.6, "tempered:temperature=0.6"
 KL = ct.divergence("kl")
@@ -37,6 +40,29 @@ def test_every_token_has_the_law_of_that_temperature_and_its_charge(tiny, verifi
     assert torch.allclose(result.token_charges[0], due, rtol=0, atol=ROUNDING)
     assert torch.allclose(result.log_probs.emitted[0], logs, rtol=0, atol=ROUNDING)
     assert result.reading.emitted_divergence == pytest.approx(float(due.sum()), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("verifier", ["chain", "block", "tree"])
+def test_it_is_drawn_from_the_policys_row_on_host_and_device(verifier):
+    """After a draft that is accepted as a whole, and where nothing was drafted; q gives token 1."""
+    q = torch.tensor([[[0.5, 0.3, 0.2], [0.34, 0.36, 0.3]]], dtype=torch.float64)
+    rule = ct.policy("truncated:top_k=1")
+    for draft in (torch.tensor([[0]]), torch.empty(1, 0, dtype=torch.int64)):
+        rows = q if draft.numel() else q[:, 1:]
+        coins = torch.zeros(1, draft.shape[1]).double(), torch.tensor([0.1]).double()
+        given = Assignment((rule,)), rows, Draft(draft, [draft.shape[1]], None), *coins
+        assert find_verifier(verifier).verify(*given).last.tolist() == [1]
+        assert chain_on_device(*given)[1].tolist() == [1]
+        assert block_on_device(*given).last.tolist() == [1]
+    law = find_verifier(verifier).law(*given[:3])
+    assert law.last[0, 0].tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("verifier", ["chain", "block"])
+@pytest.mark.parametrize("spec", [COLD, "truncated:top_k=2"])
+def test_the_check_of_verifiers_holds_it_to_the_policys_row(verifier, spec):
+    assert_verifier_properties(verifier, policies=[spec])
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block"])
