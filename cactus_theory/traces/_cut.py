@@ -17,8 +17,8 @@ from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
 # tokens of a row that stand alone at most, and the mass of q and of p below which no more do
 ALONE, REST = 512, 0.002
 OFFSETS, IDS = "entry_offsets", "entry_ids"
-# entries of whole rows that a cut file may stand for: 16 GB, which no trace of a real pair has
-MOST_ENTRIES = 2**32
+# entries of whole rows that one cut file, of a few texts, may stand for: 4 GB are spread at most
+MOST_ENTRIES = 2**30
 
 
 def cut_row(q: Tensor, p: Tensor, keep: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +117,7 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
         return "a cycle must have a draft row for every token, or none"
     rows = int(tokens[-1]) + len(tokens) - 1
     if len(entries) != rows + 1 or rows * vocab > MOST_ENTRIES:
-        return f"{OFFSETS} must be of {rows} rows, at most 2^32 entries; got {len(entries) - 1}"
+        return f"{OFFSETS} must be of {rows} rows, at most 2^30 entries; got {len(entries) - 1}"
     if ids.dtype != torch.int32 or ids.ndim != 1 or (ids >= vocab).any() or (ids < -vocab).any():
         return f"{IDS} must be int32 ids below {vocab}, or −c for c tokens; got {ids.dtype}"
     for name in ("target_log_probs", "draft_log_probs"):
