@@ -7,8 +7,8 @@ from typing import Any
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.policies import Policy
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.traces.log import check_weights
 from cactus_theory.verify.contract import find_verifier, registered_verifier
@@ -19,22 +19,17 @@ WEIGHTS = ("model_dtype", "target_weights", "draft_weights")
 
 
 @dataclass(frozen=True)
-class TunedSetting:
+class TunedSetting(Setting):
     """A tuned setting: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
 
     ``check_pair(target, draft)`` tells before whether it was tuned for these models.
     """
 
-    policy: Policy | None
-    verifier: str | None
-    num_draft_tokens: int
-    temperature: float
     level: float | None = None
     divergence: str | None = None
     weights: dict[str, str] = field(default_factory=dict)
     dtype: str | None = None
     noise_floor: float | None = None
-    cuts: Cuts = WHOLE
 
     @property
     def below_floor(self) -> str | None:
@@ -42,11 +37,6 @@ class TunedSetting:
         if self.level is None or self.noise_floor is None or self.divergence != "kl":
             return None
         return below_floor(self.level, self.noise_floor)
-
-    @property
-    def plain(self) -> bool:
-        """Return whether to decode without a draft."""
-        return self.policy is None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -61,9 +51,7 @@ class TunedSetting:
             raise ValueError(
                 "tuned: must name a policy; plain decoding was faster, so decode without a draft"
             )
-        names = "policy", "verifier", "num_draft_tokens"
-        own = {name: getattr(self, name) for name in names}
-        return own | self.cuts.options(self.temperature)
+        return self.keywords
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
         """Raise unless these are the models that it was tuned for, as far as that is known.
@@ -101,7 +89,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     dtype : of the models that were timed, where it is known.
     noise_floor : KL per token between the target's wide and single passes, where it was measured.
     cuts : of the rows that it was tuned on; where the draft's are others, draft with
-        ``cuts.drafter(draft_model, temperature)``.
+        ``tuned.drafter(draft_model)``.
 
     Raises
     ------
@@ -123,16 +111,20 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     try:
         best, about = content["recommended"], content["source"]
         temperature = _amount(path, "temperature", about.get("temperature", 1.0))
-        cuts = Cuts.of(about) or WHOLE
+        choice = {"policy": None, "num_draft_tokens": 0, "verifier": None}
+        choice = choice if best is None else _choice(path, best, trust_code)
         weights = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
         if (floor := about.get("noise_floor")) is not None:
             floor = _amount(path, "noise_floor", floor["kl_per_token"])
-        choice = _choice(path, best, trust_code) if best is not None else (None, None, 0)
+        cuts = Cuts.of(about) or WHOLE
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None
     dtype = None if about.get("dtype") is None else str(about["dtype"])
-    return TunedSetting(*choice, temperature, level, divergence, weights, dtype, floor, cuts)
+    return TunedSetting(
+        **choice, temperature=temperature, cuts=cuts, level=level, divergence=divergence,
+        weights=weights, dtype=dtype, noise_floor=floor,
+    )  # fmt: skip
 
 
 def _amount(path: Path, name: str, value: Any) -> float:
@@ -142,7 +134,7 @@ def _amount(path: Path, name: str, value: Any) -> float:
     return check.number(f"{path}: {name}", value, 0, sys.float_info.max)
 
 
-def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy, str, int]:
+def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> dict[str, Any]:
     policy = policy_of_data(best["policy"], path, trust_code=trust_code)
     try:
         verifier = (find_verifier if trust_code else registered_verifier)(best["verifier"])
@@ -152,4 +144,4 @@ def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> tuple[Policy,
     width = best["num_draft_tokens"]
     if type(width) is not int or width < 1:
         raise ValueError(f"{path}: num_draft_tokens must be at least 1; got {width!r:.60}")
-    return policy, verifier.spec, width
+    return {"policy": policy, "num_draft_tokens": width, "verifier": verifier.spec}

@@ -18,6 +18,7 @@ import math
 import random
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     draw("answers", args.out, args.out)
     print(shown(rows, args))
     if score is not None:
-        lossless = next(own for _, line, own in runs if line.method == LOSSLESS)
+        lossless = next(own for _, line, own in runs if line.policy == LOSSLESS)
         print(floor(score, asked, [text for record in lossless for text in record["texts"]]))
     print(f"written to {args.out}/: answers.csv, answers.png, answers.pdf, journal.jsonl")
     return 0
@@ -144,21 +145,21 @@ def _answered(
 ) -> list[Run]:
     """Return nats, setting and decodes of every line, made unless they are in the journal."""
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
-    cycles, cuts = usual if args.cycles is None else args.cycles, Cuts(top_p=args.top_p)
+    cycles = usual if args.cycles is None else args.cycles
     flags = "nats policy num_draft_tokens temperature top_p timings device batch".split()
     settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policy, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)
         own_ids = [ids[number] for number in tuning]
-        tune_all(args, journal, pair, own_ids, limit, cycles=cycles, cuts=cuts)
+        tune_all(args, journal, pair, own_ids, limit, cycles=cycles)
         lines = chosen(args, journal)
         for said in over(args, journal):
             print(said)
         decodes = Grid([line for _, line in lines], len(unseen), 1, metered=0, seed=args.seed)
         seed = args.seed + len(prompts) + cycles  # the trace has used the first ones
         own_ids = [ids[number] for number in unseen]
-        harness = Harness(pair, own_ids, args.max_new_tokens, seed, cuts=cuts)
+        harness = Harness(pair, own_ids, args.max_new_tokens, seed)
         results = decodes.fill(partial(_decoded, harness), journal)
     groups = range(math.ceil(len(unseen) / args.batch))
     jobs = [[Job(line, 0, group).key for group in groups] for _, line in lines]
@@ -180,13 +181,14 @@ def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Conf
                 best[at] = line
     if {*args.policy} - {LOSSLESS} and not any(level for level, _ in best):
         raise ValueError(f"--policy, --nats: must leave a line; {' '.join(over(args, journal))}")
-    lines = []
+    law = {"temperature": args.temperature, "cuts": Cuts(top_p=args.top_p)}
+    lines, asked = [], law | {"batch": args.batch}
     for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
-        asked = {"temperature": args.temperature, "batch": args.batch}
-        own = vars(config(line, journal.path, args.policy)) | asked
-        less = [own["width"] - 1] if family == LOSSLESS and own["width"] > 1 else []
-        lines += [(level, Config(**own | {"width": width})) for width in (own["width"], *less)]
-    return [(0.0, Config(PLAIN, 0, args.batch, temperature=args.temperature)), *lines]
+        own = replace(config(line, journal.path, args.policy), **asked)
+        width = own.num_draft_tokens
+        less = [width - 1] if family == LOSSLESS and width > 1 else []
+        lines += [(level, replace(own, num_draft_tokens=k)) for k in (width, *less)]
+    return [(0.0, Config(PLAIN, 0, **asked)), *lines]
 
 
 def _decoded(harness: Harness, job: Job) -> dict[str, Any]:
@@ -205,7 +207,7 @@ def rows_of(
     draws = resamples(len(runs[0][2]), seed)
     sums = [_sums(records, prompts, score) for _, _, records in runs]
     lossless = max((own for own, (_, line, _) in zip(sums, runs, strict=True)
-                    if line.method == LOSSLESS), key=lambda own: _speed(own, None))  # fmt: skip
+                    if line.policy == LOSSLESS), key=lambda own: _speed(own, None))  # fmt: skip
     rows = []
     for (level, line, _), own in zip(runs, sums, strict=True):
         row: Row = {"level": level} | line.columns | {"prompts": len(prompts)}

@@ -256,12 +256,12 @@ def measure(
 
 
 def _row(line: Config, runs: Runs, plain: float) -> dict[str, Any]:
-    policy, knob = label(line.method)
+    policy, knob = label(line.policy)
     median = float(np.median(runs.speeds))
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
         "policy": policy,
         "knob": knob,
-        "num_draft_tokens": line.width,
+        "num_draft_tokens": line.num_draft_tokens,
         "tokens_per_second": median,
         "tokens_per_second_min": float(runs.speeds.min()),
         "tokens_per_second_max": float(runs.speeds.max()),
@@ -271,12 +271,12 @@ def _row(line: Config, runs: Runs, plain: float) -> dict[str, Any]:
         "tokens": runs.total("tokens"),
         "target_calls": runs.total("target_calls"),
     }
-    return row if line.method == PLAIN else row | _cost(line, runs)
+    return row if line.policy == PLAIN else row | _cost(line, runs)
 
 
 def _cost(line: Config, runs: Runs) -> dict[str, Any]:
     audits: list[Audit] = [audit for record in runs.metered for audit in record["audits"]]
-    budget = ct.policy(line.method).declares.budget
+    budget = ct.policy(line.policy).declares.budget
     row: dict[str, Any] = {
         "acceptance": _mean(audits, "acceptance"),
         "emitted_kl_per_token": runs.ratio("kl", "tokens"),
@@ -295,7 +295,7 @@ def _cost(line: Config, runs: Runs) -> dict[str, Any]:
 def _audits(line: Config, result: GenerationResult) -> list[Audit]:
     parts = (result.rows[at:][:AUDITED_ROWS] for at in range(0, len(result.rows), AUDITED_ROWS))
     pairs = ([stacked(part, row) for row in ("q", "offers")] for part in parts)
-    return [ct.audit(ct.policy(line.method), *rows, normalise=True) for rows in pairs]
+    return [ct.audit(ct.policy(line.policy), *rows, normalise=True) for rows in pairs]
 
 
 def _mean(audits: list[Audit], name: str) -> float:

@@ -129,8 +129,9 @@ class OwnTexts:
         calls, tokens, nats = sums
         reached, accepted_at = places
         return Replay(
-            policy.spec, "chain", self.width, f"{len(self.texts)} texts", calls, tokens,
-            {"kl": nats}, reached, accepted_at, drafts=calls, drafted=calls * self.width,
+            policy.spec, self.width, source=f"{len(self.texts)} texts", cycles=calls,
+            tokens=tokens, spent={"kl": nats}, reached=reached, accepted_at=accepted_at,
+            drafts=calls, drafted=calls * self.width,
         )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
     with pytest.raises(ValueError, match=r"journal\.jsonl"):
         config(line, tmp_path / "journal.jsonl", [])
     assert not ran(spy)
-    assert config(line, tmp_path / "journal.jsonl", [spy]).method == spy and ran(spy)
+    assert config(line, tmp_path / "journal.jsonl", [spy]).policy == spy and ran(spy)
 
 
 def test_registered_rules_of_data_are_those_of_code() -> None:

@@ -31,7 +31,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.ends import end_ratio, foretold, tells
 from cactus_theory.traces.estimate import Estimate, valued
-from cactus_theory.traces.rows import PooledAudit, pooled_audit, row_pairs
+from cactus_theory.traces.rows import pooled_audit, row_pairs
 
 # columns of the table of policies that hold words
 WORDS = (0, 6)
@@ -124,40 +124,43 @@ def _lines(
         progress = Progress(f"auditing rows, {policy.spec}", count)
         audits.append(pooled_audit(policy, source, divergence=spec, on_rows=progress.update))
     q, p = (torch.cat(part) for part in zip(*[pair[1:] for pair in row_pairs(source)], strict=True))
-    shares = [_pooled_share(one, q, p) for one in audits]
     trace = source if isinstance(source, Trace) and tells(source) else None
     ends = [None if trace is None else end_ratio(trace, policy) for policy in policies]
-    return list(map(_line, audits, shares, ends)), q, p
+    lines = [
+        _line(one, spec, _pooled_share(one, spec, q, p), end)
+        for one, end in zip(audits, ends, strict=True)
+    ]
+    return lines, q, p
 
 
-def _line(one: PooledAudit, pooled_share: float | None, ends: Estimate | None) -> Line:
-    budget = one.declares.budget
+def _line(one: Line, spec: str, pooled_share: float | None, ends: Estimate | None) -> Line:
+    budget, raised = one["declares"].budget, one["raised_off_head"]
     return {
-        "policy": one.policy,
-        **valued("acceptance", one.acceptance),
-        **valued(one.reference, one.divergence),
-        "raised_off_head_per_1000": 1000 * one.raised_off_head.value,
-        "raised_off_head_per_1000_se": 1000 * one.raised_off_head.standard_error,
-        **valued("share_of_row_optimum", one.share),
+        "policy": one["policy"],
+        **valued("acceptance", one["acceptance"]),
+        **valued(spec, one["divergence"]),
+        "raised_off_head_per_1000": 1000 * raised.value,
+        "raised_off_head_per_1000_se": 1000 * raised.standard_error,
+        **valued("share_of_row_optimum", one["share"]),
         "share_of_pooled_optimum": pooled_share,
         **valued("end_ratio", ends),
         "declares": "no budget" if budget is None else str(budget),
-        "held": one.held,
-        "rows": one.rows,
+        "held": one["held"],
+        "rows": one["rows"],
     }
 
 
-def _pooled_share(one: PooledAudit, q: torch.Tensor, p: torch.Tensor) -> float | None:
+def _pooled_share(one: Line, spec: str, q: torch.Tensor, p: torch.Tensor) -> float | None:
     """Return acceptance over the best of all rows together for the same mean divergence.
 
     None for divergences that cannot be pooled.
     """
-    kind = ct.divergence(one.reference)
+    kind = ct.divergence(spec)
     if not (kind.additive and kind.priced):
         return None
-    spent = max(one.divergence.value, 0.0)
-    best = ct.pooled_acceptance(q, p, divergence=one.reference, delta=spent)
-    return one.acceptance.value / best.mean_acceptance
+    spent = max(one["divergence"].value, 0.0)
+    best = ct.pooled_acceptance(q, p, divergence=spec, delta=spent)
+    return one["acceptance"].value / best.mean_acceptance
 
 
 def _heads(spec: str) -> list[str]:

@@ -12,17 +12,19 @@ from cactus_theory.commands.flags import (
     add_nats,
     add_policy,
     add_rows,
+    add_undrafted,
     refuse,
     shown_frontier,
     source,
 )
 from cactus_theory.commands.plot import WIDTHS, save_comparison
 from cactus_theory.divergences import read_divergence
+from cactus_theory.traces.replays import UNDRAFTED
 from cactus_theory.traces.rows import SavedRows
 from cactus_theory.tuning.compare import compare
 from cactus_theory.verify.contract import verifiers
 
-USUAL = {"verifier": [defaults.VERIFIER]}
+USUAL = {"verifier": [defaults.VERIFIER], "undrafted": UNDRAFTED[0]}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--verifier", nargs="+", default=USUAL["verifier"], metavar="NAME",
         help=f"of a trace: {', '.join(verifiers())} (%(default)s)")  # fmt: skip
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="of a trace: cut drafts to K")
+    add_undrafted(parser)
     add("--latex", metavar="FILE.tex", help="also save the table for LaTeX (package booktabs)")
     add("--plot", metavar="FILE", help="draw the policies through their nats; .png .pdf .svg")
     add("--width", choices=tuple(WIDTHS), default="page", help="of the picture (%(default)s)")
@@ -46,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the table; return 0 if every policy has what was asked, else 1."""
     if not Path(args.target).is_dir():
-        refuse(args, ("verifier", "num_draft_tokens"), "must be given with a trace", **USUAL)
+        of_traces = "verifier", "num_draft_tokens", "undrafted"
+        refuse(args, of_traces, "must be given with a trace", **USUAL)
     rows, kind = source(args), read_divergence(args.divergence)
     progress = Progress("solving knobs, lines", 1)
 
@@ -57,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     held: dict[str, Any] = {"nats": args.nats, "acceptance": args.acceptance}
     ways: dict[str, Any] = {"verifiers": args.verifier, "widths": args.num_draft_tokens or [None]}
+    ways["undrafted"] = args.undrafted
     found = compare(args.policy, rows, divergence=kind, on_line=keep, **held, **ways)
     if args.latex:
         write_whole(args.latex, found.latex().encode())

@@ -7,6 +7,7 @@ Exit code 3: too few texts to say anything.
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,19 +36,21 @@ from cactus_theory.commands.models import (
     has_models,
     opened,
 )
+from cactus_theory.decoding import Pair
 from cactus_theory.decoding.drafters import MODES, NGram, drafter_by, named_drafter
-from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.policies import Policy
+from cactus_theory.decoding.setting import Setting
+from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.traces import Trace, compare_observed
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
 from cactus_theory.traces.expect import Expectation, expectations
 from cactus_theory.traces.faults import FAULTS, with_faults
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.records import read_records
-from cactus_theory.verify.contract import Verifier, find_verifier, verifiers
+from cactus_theory.verify.contract import find_verifier, verifiers
 
 # rounds to decode: thrice those counted, so that what is expected has the smaller error
 FEWEST_ROUNDS, MOST_ROUNDS = 1000, 6000
+COUNTED = "metrics", "records", "observed"
 OF_COUNTS = ("rounds", "drafted", "answers", "behind_ends")
 # entries of a generation_config that change no law, and values of others that do not
 NO_LAW = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample",
@@ -105,13 +108,39 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the tables, or JSON; return 0. CannotSay where there are too few texts."""
+    check_asked(args)
+    trace, cuts = Trace.open(args.trace) if args.trace else None, given_cuts(args)
+    heat = defaults.TEMPERATURE if args.temperature is None else args.temperature
+    width = args.num_draft_tokens or (Setting() if trace is None else trace).num_draft_tokens
+    named = ct.policy(one_policy(args) or defaults.POLICY), width, find_verifier(args.verifier)
+    setting = Setting(*named, heat, cuts or WHOLE)
+    seen = observation(width, **{name: getattr(args, name) for name in (*COUNTED, *OF_COUNTS)})
+    if trace is None:
+        pair, _, ids = opened(args, drawn=True)
+        given = {name: getattr(args, name) for name in ("temperature", "max_new_tokens")}
+        if seen is not None and heat != 0:
+            given |= dict.fromkeys(("top_k", "top_p"), cuts)
+            check_followed(pair.target, given, args.ignored)
+        sizes = args.cycles, args.max_new_tokens, args.seed
+        record = decoded_record(pair, ids, setting, seen, args.draft_mode, *sizes)
+    else:
+        choose_threads(args.threads)
+        check_cuts(args, trace.header)
+        if seen is not None and cuts is None and trace.header.cuts is None:
+            raise ValueError(f"--top-k, --top-p: {SAID} the trace does not say; got none")
+        record = record_of(trace, setting, seen)
+    return print_json(record) if args.json else _show(record)
+
+
+def check_asked(args: Namespace) -> None:
+    """Raise ValueError, before any work, for flags that are wrong or do not go together."""
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
         own = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
         refuse(args, own, "a trace has its own", seed=defaults.SEED)
     if not has_models(args) and not args.trace:
         raise ValueError("--trace, or --target, --draft and --prompts: must be given; got none")
-    counted = [own for own in (args.observed, args.metrics, args.records) if own is not None]
+    counted = [own for name in COUNTED if (own := getattr(args, name)) is not None]
     if len(counted) > 1 or len(args.metrics or ()) > 2:
         raise ValueError(
             "--observed, --metrics, --records: at most one may be given, --metrics with one or two "
@@ -124,80 +153,49 @@ def run(args: Namespace) -> int:
     for name in ("cycles", "num_draft_tokens", "max_new_tokens"):
         if (value := getattr(args, name)) is not None:
             check.whole_number(flag(name), value, 1)
-    judge = find_verifier(args.verifier)
     looked_up = isinstance(named_drafter(args.draft or ""), NGram)
     if args.draft_mode == "sampled" and looked_up:
         raise ValueError(f"--draft-mode: {args.draft} looks its tokens up, greedy; got sampled")
-    if args.target is None:
-        choose_threads(args.threads)
-    policy, cuts = ct.policy(one_policy(args) or defaults.POLICY), given_cuts(args)
-    trace = Trace.open(args.trace) if args.trace else None
-    usual = defaults.NUM_DRAFT_TOKENS if trace is None else trace.num_draft_tokens
-    width, seen = args.num_draft_tokens or usual, None
-    behind = {"in": True, "out": False}.get(args.behind_ends)
-    known: Line = {"drafted": args.drafted, "answers": args.answers, "behind_ends": behind}
-    if args.metrics is not None:
-        *before, now = args.metrics
-        seen = read_metrics(now, *before, width=width, **known)
-        if seen.restarted:
-            print(f"expect: {seen.restarted} of the engines restarted in between: of these only "
-                  "what was counted since is compared", file=sys.stderr)  # fmt: skip
-    elif args.records is not None:
-        seen = read_records(args.records, width=width, **known)
-    elif args.observed is not None:
-        seen = observed_rates(args.observed, args.rounds, width, **known)
-    if seen is not None and args.draft_mode is None and not (looked_up or args.trace):
-        if args.temperature != 0:
+    if counted and not (args.trace or args.temperature == 0):
+        if args.draft_mode is None and not looked_up:
             raise ValueError(
                 "--draft-mode: must say how the engine drafts where its counts are compared, "
                 "greedy (vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); "
                 "got none"
             )
-    with TemporaryDirectory(prefix="expect-") as folder:
-        if trace is None:
-            pair, _, ids = opened(args, drawn=True)
-            if seen is not None and args.temperature != 0:
-                unlike = args.draft_mode == "sampled" and cuts not in (None, WHOLE)
-                if unlike and args.draft_top_k is args.draft_top_p is None:
-                    raise ValueError(
-                        f"--draft-top-k, --draft-top-p: {SAID} engines differ in whether they cut "
-                        "the draft's, too (vLLM V1 does not); got none"
-                    )
-                given = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
-                given |= dict.fromkeys(("top_k", "top_p"), cuts)
-                own = pair.target.generation_config.to_diff_dict()
-                _ask_for_defaults(own, given, args.ignored)
-            thrice = 0 if seen is None else round(3 * seen.rounds)
-            trace = log_shown(
-                pair,
-                ids,
-                Path(folder) / "trace",
-                args.cycles or min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS),
-                draft_model=drafter_by(args.draft_mode or MODES[0], pair.draft),
-                num_draft_tokens=width,
-                max_new_tokens=args.max_new_tokens or defaults.MAX_NEW_TOKENS,
-                temperature=defaults.TEMPERATURE if args.temperature is None else args.temperature,
-                cuts=cuts or WHOLE,
-                policy=policy,
-                verifier=args.verifier,
-                seed=args.seed,
+        unlike = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
+        if unlike and args.draft_top_k is args.draft_top_p is None:
+            raise ValueError(
+                f"--draft-top-k, --draft-top-p: {SAID} engines differ in whether they cut "
+                "the draft's, too (vLLM V1 does not); got none"
             )
-        else:
-            check_cuts(args, trace.header)
-            if seen is not None and cuts is None and Cuts.of(trace.header.details) is None:
-                raise ValueError(f"--top-k, --top-p: {SAID} the trace does not say; got none")
-        record = _record(trace, policy, judge, args.num_draft_tokens, seen)
-    if args.json:
-        return print_json(record)
-    _show(record)
-    return 0
 
 
-def _ask_for_defaults(own: Line, given: Line, ignored: list[str]) -> None:
-    """Raise ValueError where counts are compared and the law of the engine's rows is unknown.
+def observation(
+    width: int, metrics: Any, records: Any, observed: Any, rounds: float | None, **known: Any
+) -> Observation | None:
+    """Return the counts of an engine: vLLM's text, answers' records or printed rates, or None."""
+    known["behind_ends"] = {"in": True, "out": False}.get(known["behind_ends"])
+    if records is not None:
+        return read_records(records, width=width, **known)
+    if observed is not None:
+        return observed_rates(observed, rounds, width, **known)
+    if metrics is None:
+        return None
+    *before, now = metrics
+    seen = read_metrics(now, *before, width=width, **known)
+    if seen.restarted:
+        print(f"expect: {seen.restarted} of the engines restarted in between: of these only "
+              "what was counted since is compared", file=sys.stderr)  # fmt: skip
+    return seen
 
-    ``own`` is the target's own generation configuration, which engines may follow.
+
+def check_followed(target: Any, given: Line, ignored: Sequence[str]) -> None:
+    """Raise ValueError where the target's generation configuration has what no flag gives.
+
+    Engines may follow it.
     """
+    own = target.generation_config.to_diff_dict()
     for name, value in own.items():
         if name in NO_LAW | {*ignored} or name.startswith(("_", "output_", "return_")):
             continue
@@ -210,24 +208,46 @@ def _ask_for_defaults(own: Line, given: Line, ignored: list[str]) -> None:
         )
 
 
-def _record(
-    trace: Trace, policy: Policy, judge: Verifier, width: int | None, seen: Observation | None
+def decoded_record(
+    pair: Pair,
+    ids: Sequence[Sequence[int]],
+    setting: Setting,
+    seen: Observation | None,
+    mode: str | None,
+    cycles: int | None,
+    max_new_tokens: int | None,
+    seed: int,
 ) -> Line:
+    """Return :func:`record_of` a decode of the models, of thrice the rounds that were counted."""
+    thrice = 0 if seen is None else round(3 * seen.rounds)
+    cycles = cycles or min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
+    with TemporaryDirectory(prefix="expect-") as folder:
+        trace = log_shown(
+            pair, ids, Path(folder) / "trace", cycles, **vars(setting), seed=seed,
+            draft_model=drafter_by(mode or MODES[0], pair.draft),
+            max_new_tokens=max_new_tokens or defaults.MAX_NEW_TOKENS,
+        )  # fmt: skip
+        return record_of(trace, setting, seen)
+
+
+def record_of(trace: Trace, setting: Setting, seen: Observation | None) -> Line:
     """Return all that is printed or saved, from one pass over the rows."""
+    judge = setting.verifier
     judges = {"": judge} if seen is None else with_faults(trace, judge)
     progress = Progress("adding up rounds", len(trace))
-    found = expectations(trace, policy, judges, width, progress.update)
+    law = setting.policy, judges, setting.num_draft_tokens
+    found = expectations(trace, *law, progress.update)
     healthy = found.pop("")
-    record = _numbers(trace, healthy)
+    record = _numbers(trace, setting, healthy)
     if seen is not None:
         compared = compare_observed(healthy, seen, found)
         record["compared"] = vars(compared) | {"sentence": compared.sentence}
     return record
 
 
-def _numbers(trace: Trace, own: Expectation) -> Line:
+def _numbers(trace: Trace, setting: Setting, own: Expectation) -> Line:
     """Return the decode, the numbers without a position, and a line for each position."""
-    width, (policy, verifier, _) = len(own.accepted), own.record.names
+    width = len(own.accepted)
     names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
     means = [own.tokens_per_call, *own.accepted, *own.if_reached]
     tokens, *spans = (
@@ -235,11 +255,11 @@ def _numbers(trace: Trace, own: Expectation) -> Line:
         for name, mean, (low, high) in zip(names, means, own.intervals(means), strict=True)
     )
     return {
-        "policy": policy,
-        "verifier": verifier,
+        "policy": setting.policy.at_ends(trace.ends).spec,
+        "verifier": setting.verifier.spec,
         "num_draft_tokens": width,
         "temperature": trace.header.temperature,
-        "cuts": str(Cuts.of(trace.header.details) or "cuts unknown"),
+        "cuts": str(trace.header.cuts or "cuts unknown"),
         "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
         "rounds": int(own.rounds),
         "texts": own.texts,
@@ -251,7 +271,7 @@ def _numbers(trace: Trace, own: Expectation) -> Line:
     }
 
 
-def _show(record: Line) -> None:
+def _show(record: Line) -> int:
     print(
         "{policy}, {verifier}, K = {num_draft_tokens}, {drafts} drafts, temperature "
         "{temperature:g}, {cuts}: {rounds} rounds of {texts} texts".format(**record)
@@ -265,6 +285,7 @@ def _show(record: Line) -> None:
     print(LEGEND + (OF_PROMPTS if record["errors_of_these_prompts"] else OF_ANY))
     if "compared" in record:
         _show_compared(record["compared"])
+    return 0
 
 
 def _interval(line: Line, name: str) -> str:

@@ -22,6 +22,7 @@ from cactus_theory.divergences import list_divergences
 from cactus_theory.policies._registry import POLICIES
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces._folder import Header
+from cactus_theory.traces.replays import UNDRAFTED
 
 
 def flag(name: str) -> str:
@@ -65,6 +66,12 @@ def add_nats(parser: argparse.ArgumentParser, text: str, **options: Any) -> None
     parser.add_argument("--nats", type=float, metavar="NATS", help=text, **options)
 
 
+def add_undrafted(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--undrafted``, for engines such as vLLM that draw undrafted tokens themselves."""
+    text = "who draws bonus and plain tokens; the target does so at no cost (%(default)s)"
+    parser.add_argument("--undrafted", choices=UNDRAFTED, default=UNDRAFTED[0], help=text)
+
+
 def one_policy(args: argparse.Namespace) -> str | None:
     """Return the one policy that was named, None for none; ValueError for several."""
     if len(named := args.policy or []) > 1:
@@ -94,7 +101,7 @@ def given_cuts(args: argparse.Namespace) -> Cuts | None:
 
 def check_cuts(args: argparse.Namespace, header: Header) -> None:
     """Raise ValueError where flags name other cuts than those of a trace's rows."""
-    asked, logged = given_cuts(args), Cuts.of(header.details)
+    asked, logged = given_cuts(args), header.cuts
     if None not in (asked, logged) and asked != logged:
         raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")
 

@@ -89,15 +89,12 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, OF_DRAFTS, "must be given with --draft")
     named, cuts = one_policy(args), given_cuts(args)
     if args.tuned is None:
+        usual = defaults.VERIFIER if args.siblings is None else "tree"
+        asked = args.num_draft_tokens
+        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
         temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
-        tuned = TunedSetting(None, None, 0, temperature, cuts=cuts or WHOLE)
-        if drafted:
-            usual = defaults.VERIFIER if args.siblings is None else "tree"
-            asked = args.num_draft_tokens
-            width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
-            policy: Any = read_rule(named or defaults.POLICY)
-            told = {"policy": policy, "verifier": args.verifier or usual}
-            tuned = replace(tuned, **told, num_draft_tokens=width)
+        policy: Any = read_rule(named or defaults.POLICY) if drafted else None
+        tuned = TunedSetting(policy, width, args.verifier or usual, temperature, cuts or WHOLE)
     else:
         if named is not None:
             raise ValueError("--policy, --tuned: at most one may be given; got both")
@@ -107,12 +104,12 @@ def run(args: argparse.Namespace) -> int:
         if tuned.plain:
             refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
     from cactus_theory.decoding import DecodeOptions, Ledger
+    from cactus_theory.decoding.drafters import Siblings
 
-    sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
-    choice: dict[str, Any] = {} if tuned.plain else tuned.options
     if args.cap is not None and not tuned.plain:
-        choice["policy"] = Ledger(choice["policy"], args.cap)
-    options = DecodeOptions(**tuned.cuts.options(tuned.temperature) | choice | sizes)
+        tuned = replace(tuned, policy=Ledger(tuned.policy, args.cap))
+    sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
+    options = DecodeOptions(**tuned.keywords, **sizes)
     check.optional_module("transformers", "llm")  # options are checked before models are loaded
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
@@ -128,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
     options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
-    drafter = None if tuned.plain else _drafter(tuned, pair.draft, args.siblings)
+    drafter: Any = tuned.drafter(pair.draft)
+    drafter = Siblings(drafter, args.siblings) if args.siblings else drafter
     if args.prompts:
         return _answers(pair, drafter, prompts, ids, options, args.cap)
     chat = rendering(args).chat  # of which the answer is what is read
@@ -195,13 +193,6 @@ def _check_tuned(
         raise ValueError(f"--top-k, --top-p: must be those of the file, {tuned.cuts}; got {cuts}")
     if not drafted and not tuned.plain:
         raise ValueError(f"--draft: must be given with {file}, which tuned one; got none")
-
-
-def _drafter(tuned: TunedSetting, draft: Any, siblings: int | None) -> Any:
-    from cactus_theory.decoding.drafters import Siblings
-
-    drafter: Any = tuned.cuts.drafter(draft, tuned.temperature)
-    return Siblings(drafter, siblings) if siblings else drafter
 
 
 def _decoded(

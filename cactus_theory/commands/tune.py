@@ -3,7 +3,7 @@
 import hashlib
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from cactus_theory.commands.flags import (
     add_cuts,
     add_nats,
     add_policy,
+    add_undrafted,
     check_cuts,
     given_cuts,
     refuse,
@@ -35,6 +36,7 @@ from cactus_theory.commands.models import (
     opened,
 )
 from cactus_theory.decoding import Pair
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import read_divergence
 from cactus_theory.traces import Trace
@@ -44,17 +46,12 @@ from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import USUAL, families
 from cactus_theory.tuning.knobs import checked_level
-from cactus_theory.tuning.measure import (
-    REPEATS,
-    Prompts,
-    TimedSetting,
-    measure_costs,
-)
+from cactus_theory.tuning.measure import REPEATS, Kind, Prompts, measure_costs
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TUNED_WIDTHS, Measure, Tuned, tune
 
-# flags that logged rows depend on, beside models, prompts and the largest K
-LOGGED = ("cycles", "max_new_tokens", "temperature", "seed", "dtype")
+# flags that logged rows depend on, beside prompts and the setting
+LOGGED = ("target", "draft", "cycles", "max_new_tokens", "seed", "dtype")
 # rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
 # and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
 CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
@@ -75,6 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
     add_policy(parser, f"by default {', '.join(USUAL)}; a knob without a value is solved, and "
                "lossless sampling is among them anyway")  # fmt: skip
+    add_undrafted(parser)
     add("--cost-ratio", type=float, metavar="C",
         help="without models: cost of drafting a token, in steps of plain decoding")  # fmt: skip
     add("--cycles", type=int,
@@ -98,12 +96,37 @@ WORK = Path("build/tune")  # of folders of logged rows, named by all that these 
 
 def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0, 1 if every lossy policy is over."""
-    cuts, level = given_cuts(args) or WHOLE, checked_level(args.nats)
+    check_asked(args)
+    width, cuts = max(args.num_draft_tokens or TUNED_WIDTHS), given_cuts(args)
+    sought = {"level": args.nats, "widths": args.num_draft_tokens}
+    sought |= {name: getattr(args, name) for name in ("divergence", "undrafted", "seed")}
+    sought["policies"] = args.policy
+    if args.trace is None:
+        pair, texts, ids = opened(args, drawn=True)
+        setting = Setting(num_draft_tokens=width, temperature=args.temperature, cuts=cuts or WHOLE)
+        prompts = Prompts(ids, args.batch, args.max_new_tokens, args.seed)
+        told = [*(getattr(args, name) for name in LOGGED), rendering(args), setting]
+        folder = args.work or WORK / digest(*told, *(text.source for text in texts))
+        trace = logged(pair, prompts, setting, folder / "trace", args.cycles)
+        tuned = tune_shown(trace, partial(timed, pair, prompts, args.timings), sought)
+        about = {"dtype": pair.dtype} | _noise_floor(pair.target, prompts, setting, tuned)
+    else:
+        choose_threads(args.threads)
+        trace, about = Trace.open(args.trace), {} if cuts is None else vars(cuts)
+        check_cuts(args, trace.header)
+        tuned = tune_shown(trace, Costs.ratios(args.cost_ratio, batch=args.batch), sought)
+    tuned = replace(tuned, source=tuned.source | about)
+    show(tuned, args.out, None if args.json else decoding(args))
+    return int(bool(tuned.over) and all(own.family.lossless for own in tuned.choices))
+
+
+def check_asked(args: Namespace) -> None:
+    """Raise, before any work, for flags that are wrong or do not go together."""
+    checked_level(args.nats)
     families(read_divergence(args.divergence), args.policy)
-    check.whole_number("timings", args.timings, 1)
-    check.whole_number("batch", args.batch, 1)
-    if args.cycles is not None:
-        check.whole_number("cycles", args.cycles, 1)
+    for name in ("timings", "batch", "cycles"):
+        if (count := getattr(args, name)) is not None:
+            check.whole_number(name, count, 1)
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
         usual = {"temperature": defaults.TEMPERATURE, "max_new_tokens": defaults.MAX_NEW_TOKENS}
@@ -115,64 +138,59 @@ def run(args: Namespace) -> int:
         raise ValueError(f"--target, --cost-ratio: exactly one must be given; got {got}")
     if not models and args.trace is None:
         raise ValueError("--trace: must be given without models; got none")
-    sought: dict[str, Any] = {"divergence": args.divergence, "widths": args.num_draft_tokens}
-    sought |= {"policies": args.policy, "seed": args.seed}
-    if args.trace is None:
+    if models:
         check.optional_module("transformers", "llm")
         check.optional_module("safetensors.torch", "llm")
-        pair, texts, ids = opened(args, drawn=True)
-        law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
-        told = [getattr(args, name) for name in ("target", "draft", *LOGGED)]
-        width = max(args.num_draft_tokens or TUNED_WIDTHS)
-        told += [cuts, rendering(args), width, *(text.source for text in texts)]
-        few = LOGGED_ENTRIES // pair.target.config.vocab_size
-        cycles = args.cycles or min(CYCLES, max(few, LEAST_CYCLES))
-        sizes = {"num_draft_tokens": width, "max_new_tokens": args.max_new_tokens}
-        sizes |= {"texts": FEWEST_TEXTS, "seed": args.seed}
-        named = hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
-        folder = (args.work or WORK / named) / "trace"
-        trace = log_shown(pair, ids, folder, cycles, **sizes, **law)
-        prompts = Prompts(ids, args.batch, args.max_new_tokens, seed=args.seed, **law)
-        costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
-    else:
-        pair = prompts = None
-        choose_threads(args.threads)
-        trace = Trace.open(args.trace)
-        check_cuts(args, trace.header)
-        costs = Costs.ratios(args.cost_ratio, batch=args.batch)
-    progress = Progress("solving knobs", 1)
-    tuned = tune(trace, costs, level, on_step=progress.step, **sought)
-    about = {} if given_cuts(args) is None else vars(cuts)  # which the trace may not say
-    if pair is not None and prompts is not None:
-        about = {"dtype": pair.dtype} | _noise_floor(pair.target, prompts, tuned)
-    tuned = replace(tuned, source=tuned.source | about)
-    status = int(bool(tuned.over) and all(own.family.lossless for own in tuned.choices))
-    if args.out:
-        save_tuned(tuned, args.out)
-    if args.json:
+
+
+def digest(*told: Any) -> str:
+    """Return twelve digits of what logged rows depend on."""
+    return hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
+
+
+def logged(
+    pair: Pair, prompts: Prompts, setting: Setting, folder: Path, cycles: int | None
+) -> Trace:
+    """Return the trace of a setting, of as many rounds as the vocabulary allows for None."""
+    few = LOGGED_ENTRIES // pair.target.config.vocab_size
+    return log_shown(
+        pair, prompts.ids, folder, cycles or min(CYCLES, max(few, LEAST_CYCLES)), **vars(setting),
+        max_new_tokens=prompts.max_new_tokens, texts=FEWEST_TEXTS, seed=prompts.seed,
+    )  # fmt: skip
+
+
+def tune_shown(trace: Trace, costs: Costs | Measure, sought: Mapping[str, Any]) -> Tuned:
+    """Return :func:`cactus_theory.tuning.tune` on a trace, and show how far it is."""
+    return tune(trace, costs, on_step=Progress("solving knobs", 1).step, **sought)
+
+
+def show(tuned: Tuned, out: str | None, decoding: str | None) -> None:
+    """Write the file; print table, sentence and the command that decodes, or JSON without one."""
+    if out:
+        save_tuned(tuned, out)
+    if decoding is None:
         print_json(payload(tuned))
-        return status
+        return
     print("\n".join([table(tuned), "", sentence(tuned), *notes(tuned)]))
-    if args.out:
-        print(f"written to {args.out}; {decoding(args)} --prompt TEXT")
-    return status
+    if out:
+        print(f"written to {out}; {decoding} --prompt TEXT")
 
 
-def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[TimedSetting]) -> Costs:
+def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[Kind]) -> Costs:
     """Return the measured costs of settings, and show how far the timing is."""
     own = pair.target, pair.draft, prompts, settings
     progress = Progress("timing decodes", 1)
     return measure_costs(*own, repeats=repeats, on_decode=progress.of)
 
 
-def _noise_floor(target: Any, prompts: Prompts, tuned: Tuned) -> dict[str, Any]:
+def _noise_floor(target: Any, prompts: Prompts, setting: Setting, tuned: Tuned) -> dict[str, Any]:
     """Return the noise floor for the file; print a warning where the budget is below it."""
-    if prompts.temperature == 0 or prompts.cuts != WHOLE:  # a changed token has no finite KL
+    if setting.temperature == 0 or setting.cuts != WHOLE:  # a changed token has no finite KL
         return {}
     progress = Progress("reading passes", FLOOR_TEXTS)
     most = min(FLOOR_TOKENS, prompts.max_new_tokens)
     floor = noise_floor(target, prompts.ids[:FLOOR_TEXTS], max_new_tokens=most,
-                        temperature=prompts.temperature, on_text=progress.update)  # fmt: skip
+                        temperature=setting.temperature, on_text=progress.update)  # fmt: skip
     if tuned.divergence == "kl" and (warning := below_floor(tuned.level, floor.kl_per_token)):
         print(f"tune: {warning}", file=sys.stderr)
     return {"noise_floor": vars(floor)}

@@ -11,6 +11,7 @@ from cactus_theory.base import defaults
 from cactus_theory.decoding import load_pair
 from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.readings import Reading
+from cactus_theory.decoding.setting import Setting
 
 register_model = check.optional_module("lm_eval.api.registry", "eval").register_model
 HFLM: Any = check.optional_module("lm_eval.models.huggingface", "eval").HFLM
@@ -52,9 +53,7 @@ class Cactus(HFLM):
         own = {"backend": "causal", "batch_size": int(batch_size), "device": device}
         super().__init__(pretrained=pair.target, tokenizer=pair.tokenizer, **(own | others))
         self.draft, self.seed, self.temperature = pair.draft, int(seed), float(temperature)
-        self.decoding = {
-            "policy": policy, "num_draft_tokens": int(num_draft_tokens), "verifier": verifier,
-        }  # fmt: skip
+        self.decoding = Setting(policy, int(num_draft_tokens), verifier).names
         self.readings: list[Reading] = []
         self.overruled: set[str] = set()
         self.texts = 0

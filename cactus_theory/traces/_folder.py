@@ -22,6 +22,8 @@ from cactus_theory.base.files import (
     write_marked,
     write_whole,
 )
+from cactus_theory.decoding.setting import Setting
+from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 
 FORMAT, VERSION = "cactus-theory trace", 1
@@ -56,6 +58,18 @@ class Header:
     def limits(self) -> tuple[int, int]:
         """Return V, and the most tokens that a cycle drafted."""
         return self.vocab_size, self.num_draft_tokens
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """Return the cuts of the logged rows; None where they are not known."""
+        return Cuts.of(self.details)
+
+    @property
+    def setting(self) -> Setting:
+        """Return the setting of the decode, with the usual values for what is not known."""
+        judges = {name: own for name in ("policy", "verifier") if (own := self.details.get(name))}
+        law = {"temperature": self.temperature, "cuts": self.cuts or WHOLE}
+        return Setting(num_draft_tokens=self.num_draft_tokens, **judges, **law)
 
     def flat(self) -> dict[str, Any]:
         """Return everything that makes the content what it is, in one level."""

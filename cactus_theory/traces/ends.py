@@ -44,7 +44,7 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
 
 def tells(trace: Trace) -> bool:
     """Return whether the trace has ends, behind the target's own beginnings."""
-    return bool(trace.ends) and trace.header.details.get("policy", LOSSLESS) == LOSSLESS
+    return bool(trace.ends) and trace.header.setting.policy == LOSSLESS
 
 
 def foretold(value: float | None, error: float | None) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.significance import FEWEST_TEXTS
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.divergences import read_divergence
 
 PerText = Real[np.ndarray, "texts"]
@@ -109,13 +110,10 @@ def _all_but_one(values: PerText) -> Float[np.ndarray, "parts"]:
     return before + after
 
 
-@dataclass(frozen=True, eq=False)
-class Replay:
-    """Sums by text of a policy and a verifier on a trace."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Replay(Setting):
+    """Sums by text of a setting on a trace, which has its temperature and cuts."""
 
-    policy: str
-    verifier: str
-    num_draft_tokens: int
     source: str
     cycles: PerText
     tokens: PerText

@@ -38,7 +38,7 @@ class LoggedRounds:
     alive : (R, K + 1) how probably at least so many drafted tokens are accepted.
     going : (R, K + 1) whether none of so many drafted tokens ends the text.
     prompts : (T,) of each text of the trace.
-    names : policy, verifier and fingerprint of the trace.
+    source : fingerprint of the trace.
     """
 
     text: Int[np.ndarray, "rounds"]
@@ -47,7 +47,7 @@ class LoggedRounds:
     alive: Float[np.ndarray, "rounds K1"]
     going: Bool[np.ndarray, "rounds K1"]
     prompts: Int[np.ndarray, "texts"]
-    names: tuple[str, str, str]
+    source: str
 
 
 class Expectation:
@@ -86,7 +86,7 @@ class Expectation:
 
         def ratio(above: np.ndarray, below: np.ndarray) -> Estimate:
             top, under = (np.bincount(which, own, self.texts + 1)[:-1] for own in (above, below))
-            return ratio_of_sums(top, under, record.names[2])
+            return ratio_of_sums(top, under, record.source)
 
         self.accepted = tuple(ratio(own, whole) for own in self._accepted.T)
         self.if_reached = tuple(map(ratio, self._accepted.T, reached.T))
@@ -232,12 +232,8 @@ def expectations(
     text, lengths, left, going, *alive = map(np.concatenate, zip(*parts, strict=True))
     prompts, source = np.array(trace.prompts), trace.fingerprint
     return {
-        name: Expectation(
-            LoggedRounds(
-                text, lengths, left, own, going, prompts, (rule.spec, verifier.spec, source)
-            )
-        )
-        for (name, verifier), own in zip(verifiers.items(), alive, strict=True)
+        name: Expectation(LoggedRounds(text, lengths, left, own, going, prompts, source))
+        for name, own in zip(verifiers, alive, strict=True)
     }
 
 

@@ -19,6 +19,7 @@ from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import Callbacks, DecodeOptions
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy
 from cactus_theory.traces._cut import REST
@@ -28,8 +29,6 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft
 
-# policy and verifier of a decode whose header names none
-USUAL = {"policy": defaults.POLICY, "verifier": defaults.VERIFIER}
 # number of entries compared of every weight: other weights of the same shape differ in them
 WEIGHT_ENTRIES = 8
 OnText = Callable[[int, int], Any]
@@ -102,7 +101,8 @@ def log_trace(
     (2, 2)
     """
     check.optional_module("safetensors.torch", "llm")
-    drafter, uncut = cuts.drafter(draft_model, temperature), as_drafter(draft_model)
+    setting = Setting(policy, num_draft_tokens, verifier, temperature, cuts)
+    drafter, uncut = setting.drafter(draft_model), as_drafter(draft_model)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
     sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
     for name, size in sizes.items():
@@ -111,17 +111,13 @@ def log_trace(
         check.whole_number("cycles", cycles, 1)
     texts = max(check.whole_number("texts", texts, 1), 0 if cycles else len(prompts))
     options = DecodeOptions(
-        num_draft_tokens=num_draft_tokens,
+        **setting.keywords,
         # room for a whole draft in the last round too; the text itself is stopped
         max_new_tokens=max_new_tokens + num_draft_tokens,
-        **cuts.options(temperature),
         eos_token_ids=eos_token_ids,
         meter=False,
-        policy=policy,
-        verifier=verifier,
     ).at_ends_of(target_model)
     _check(target_model, drafter, prompts, options)
-    judges = {"policy": options.policies[0].spec, "verifier": options.parsed_verifier.spec}
     header = Header(
         vocab_size=text_config(target_model).vocab_size,
         num_draft_tokens=num_draft_tokens,
@@ -139,10 +135,11 @@ def log_trace(
             "prompts_sha256": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             "max_new_tokens": max_new_tokens,
             CYCLES: cycles,
-        }
-        | vars(cuts)
-        | ({CUT: REST} if cut else {})
-        | ({} if judges == USUAL else judges),
+            **({CUT: REST} if cut else {}),
+            "policy": options.policies[0].spec,
+            "verifier": options.parsed_verifier.spec,
+            **vars(cuts),
+        },
     )
     with Folder(Path(folder), header) as writer:
         while not writer.finished:

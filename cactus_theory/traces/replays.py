@@ -13,6 +13,7 @@ which is what makes them comparable, with paired errors far smaller than their o
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.policies import Policy, read_policy
@@ -113,7 +115,11 @@ def replay_widths(
     kinds = {kind.spec: kind for kind in map(read_divergence, divergences)}
     verifier.check(rule)
     passes = [checked] if shares_rows(policy, verifier) else [[width] for width in checked]
-    replays = {width: _begun(trace, (rule.spec, verifier.spec, width), kinds) for width in checked}
+    logged, names = trace.header.setting, {"policy": rule.spec, "verifier": verifier.spec}
+    replays = {
+        width: _begun(trace, replace(logged, num_draft_tokens=width, **names), kinds)
+        for width in checked
+    }
     for together in passes:
         done = 0
         for batch in trace.batches(ENTRIES, together[-1]):
@@ -137,13 +143,15 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     )
 
 
-def _begun(trace: Trace, names: tuple[str, str, int], kinds: Iterable[str]) -> Replay:
+def _begun(trace: Trace, setting: Setting, kinds: Iterable[str]) -> Replay:
     """Return the sums before the first cycle."""
-    reached, accepted_at = np.zeros((2, names[2], trace.texts))
+    reached, accepted_at = np.zeros((2, setting.num_draft_tokens, trace.texts))
     calls, tokens, drafts, drafted = np.zeros((4, trace.texts))
     spent = {spec: np.zeros(trace.texts) for spec in kinds}
-    sums = calls, tokens, spent, reached, accepted_at, drafts, drafted
-    return Replay(*names, trace.fingerprint, *sums)
+    return Replay(
+        **vars(setting), source=trace.fingerprint, cycles=calls, tokens=tokens, spent=spent,
+        reached=reached, accepted_at=accepted_at, drafts=drafts, drafted=drafted,
+    )  # fmt: skip
 
 
 def draft_width(trace: Trace, width: int | None) -> int:

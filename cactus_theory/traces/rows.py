@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.emitted import audit, best_acceptance, law_and_acceptance
-from cactus_theory.policies import Declaration, Policy, read_policy
+from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import ENTRIES, Trace
@@ -71,33 +72,6 @@ Source = Trace | SavedRows
 
 
 @dataclass(frozen=True, eq=False)
-class PooledAudit:
-    """A policy on N rows of T texts. Saved rows are texts of their own.
-
-    Attributes
-    ----------
-    policy, declares : its spec, and what it declares.
-    reference : the divergence asked for.
-    rows : N.
-    acceptance, divergence : means over rows of Σ p φ and of D(emitted‖q).
-    raised_off_head : mean mass that tokens far below the target's first choice have beyond q.
-    share : mean acceptance over the mean of the best acceptance of each row at the divergence
-        the policy spends on that row; above 1 only for policies that emit tokens with q = 0.
-    held : on how many rows the declared budget held; None without one.
-    """
-
-    policy: str
-    declares: Declaration
-    reference: str
-    rows: int
-    acceptance: Estimate
-    divergence: Estimate
-    raised_off_head: Estimate
-    share: Estimate
-    held: int | None
-
-
-@dataclass(frozen=True, eq=False)
 class RowMeans:
     """Means over rows of a policy's acceptance and emitted law, and the most spent on a row.
 
@@ -106,7 +80,7 @@ class RowMeans:
     policy : its spec.
     acceptance, divergence, entropy : Σ p φ, D(emitted‖q), and the entropy of the emitted law, nats.
     largest : of all rows, the largest divergence.
-    share : as of :class:`PooledAudit`; NaN unless it was asked for.
+    share : as of :func:`pooled_audit`; NaN unless it was asked for.
     """
 
     policy: str
@@ -160,7 +134,7 @@ def pooled_audit(
     *,
     divergence: str | Divergence = "kl",
     on_rows: Callable[[int], None] | None = None,
-) -> PooledAudit:
+) -> dict[str, Any]:
     """Audit a policy on all rows of a trace or of saved rows; nothing is sampled.
 
     Parameters
@@ -170,6 +144,17 @@ def pooled_audit(
         row, those after a rejection too.
     divergence : in which the emitted law is measured and the optima are found.
     on_rows : called with how many rows are done, now and then.
+
+    Returns
+    -------
+    policy, declares : its spec, and what it declares.
+    rows : how many.
+    acceptance, divergence : estimates of the means over rows of Σ p φ and of D(emitted‖q).
+    raised_off_head : that of the mass that tokens far below the target's first choice have beyond
+        q.
+    share : mean acceptance over the mean of the best acceptance of each row at the divergence
+        the policy spends on that row; above 1 only for policies that emit tokens with q = 0.
+    held : on how many rows the declared budget held; None without one.
 
     Raises
     ------
@@ -192,15 +177,12 @@ def pooled_audit(
     rows, accepted, spent, raised, best = sums
     if not rows.sum():
         raise ValueError("source: must hold draft rows; every draft in it was deterministic")
-    fingerprint = source.fingerprint
-    return PooledAudit(
-        policy=policy.spec,
-        declares=policy.declares,
-        reference=kind.spec,
-        rows=int(rows.sum()),
-        acceptance=ratio_of_sums(accepted, rows, fingerprint),
-        divergence=ratio_of_sums(spent, rows, fingerprint),
-        raised_off_head=ratio_of_sums(raised, rows, fingerprint),
-        share=ratio_of_sums(accepted, best, fingerprint),
-        held=None if policy.declares.budget is None else held,
-    )
+    ratios = {"acceptance": (accepted, rows), "divergence": (spent, rows),
+              "raised_off_head": (raised, rows), "share": (accepted, best)}  # fmt: skip
+    return {
+        "policy": policy.spec,
+        "declares": policy.declares,
+        "rows": int(rows.sum()),
+        **{name: ratio_of_sums(*own, source.fingerprint) for name, own in ratios.items()},
+        "held": None if policy.declares.budget is None else held,
+    }

@@ -122,6 +122,7 @@ def compare(
     divergence: str | Divergence = "kl",
     verifiers: Sequence[str] = (defaults.VERIFIER,),
     widths: Sequence[int | None] = (None,),
+    undrafted: str = "policy",
     on_line: Callable[[list[Line], int], Any] = lambda lines, total: None,
 ) -> Comparison:
     """Compare policies, each at the value of its knob that spends given nats on the same rows.
@@ -135,6 +136,7 @@ def compare(
     nats, acceptance : what is held equal, one or several values; 0.05 nats if there are none.
     divergence : what is spent; nats are in its unit.
     verifiers, widths : of a trace, the verifiers, and the K to which drafts are cut.
+    undrafted : of a trace, as for :func:`cactus_theory.traces.replay`.
     on_line : called with all lines so far, and how many there will be.
 
     Raises
@@ -167,7 +169,7 @@ def compare(
     others = [family for family in families if not family.lossless]
     met = [(family, (None, math.inf)) for family in others if not family.varied]
     met += [(family, at) for at in asked for family in others if family.varied]
-    table, total = _Table(source, kind), len(ways) * (1 + len(met))
+    table, total = _Table(source, kind, undrafted), len(ways) * (1 + len(met))
     for verifier, width in ways:
         table.first, table.lossless = {}, None
         for family, (held, level) in [(family_of(LOSSLESS, kind), (None, math.inf)), *met]:
@@ -198,8 +200,8 @@ def _main(done: Replay | RowMeans) -> Estimate:
 class _Table:
     """Lines as they are made, what they are compared with, and points of the pooled optimum."""
 
-    def __init__(self, source: Source, kind: Divergence) -> None:
-        self.source, self.kind = source, kind
+    def __init__(self, source: Source, kind: Divergence, undrafted: str) -> None:
+        self.source, self.kind, self.undrafted = source, kind, undrafted
         self.lines: list[Line] = []
         self.known: dict[Any, Knobs] = {}
         self.lossless: Any = None
@@ -222,7 +224,8 @@ class _Table:
         else:
             key = family.key, width, held
             if key not in self.known:
-                self.known[key] = knobs_of(self.source, family, width, self.kind, held or "nats")
+                own = family, width, self.kind, held or "nats", self.undrafted
+                self.known[key] = knobs_of(self.source, *own)
             knobs = self.known[key]
             self.made = knobs.at(width, level)
             if held is None:

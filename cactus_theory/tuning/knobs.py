@@ -202,14 +202,19 @@ def checked_level(level: float, name: str = "nats") -> float:
 
 
 def trace_knobs(
-    trace: Trace, family: Family, widths: Sequence[int], divergence: str, **options: Any
+    trace: Trace,
+    family: Family,
+    widths: Sequence[int],
+    divergence: str,
+    undrafted: str = "policy",
+    **options: Any,
 ) -> Knobs:
     """Return the knobs of a family on a trace; K share a replay where they can."""
     shared = shares_rows(family.base, family.verifier)
 
     def run(policy: Policy, width: int) -> dict[int, Any]:
-        together = widths if shared else [width]
-        return replay_widths(trace, policy, family.verifier, together, (divergence,))
+        own = policy, family.verifier, widths if shared else [width], (divergence,)
+        return replay_widths(trace, *own, undrafted=undrafted)
 
     amount = options.pop("amount", lambda own: own.divergence_per_token(divergence).value)
     return Knobs(family, widths, run, amount, **options)
@@ -224,6 +229,7 @@ def solve_knob(
     divergence: str | Divergence = "kl",
     verifier: str = defaults.VERIFIER,
     num_draft_tokens: int | None = None,
+    undrafted: str = "policy",
 ) -> Policy:
     """Return a policy at the value of its knob at which it spends given nats on rows.
 
@@ -235,7 +241,8 @@ def solve_knob(
     acceptance : instead of nats: mean acceptance over rows; on a trace of the drafted tokens that
         are decided.
     divergence : what is spent; nats are in its unit.
-    verifier, num_draft_tokens : on a trace, as for :func:`cactus_theory.traces.replay`.
+    verifier, num_draft_tokens, undrafted : on a trace, as for
+        :func:`cactus_theory.traces.replay`.
 
     Raises
     ------
@@ -262,7 +269,7 @@ def solve_knob(
     if not family.varied:
         raise Unsolved(f"{family.name}: has no knob that is free")
     width = draft_width(source, num_draft_tokens) if isinstance(source, Trace) else 0
-    knobs = knobs_of(source, family, width, kind, held)
+    knobs = knobs_of(source, family, width, kind, held, undrafted)
     if knobs.at(width, level) is None:
         raise Unsolved(f"{family.name}: {knobs.why(width, level, held)}")
     return family.policy(knobs.solved[width])
@@ -281,7 +288,14 @@ def source_of(rows: Any) -> Source:
     return SavedRows.of(*map(load_rows, pair_of(str(rows), None)))
 
 
-def knobs_of(source: Source, family: Family, width: int, kind: Divergence, held: str) -> Knobs:
+def knobs_of(
+    source: Source,
+    family: Family,
+    width: int,
+    kind: Divergence,
+    held: str,
+    undrafted: str = "policy",
+) -> Knobs:
     """Return the knobs of a family on rows, or on a trace at K = ``width``."""
     options: dict[str, Any] = {"tolerance": EXACT if held == "nats" else CLOSE}
     if held == "acceptance" and not family.base.declares.direction:  # which may fall as nats rise
@@ -289,7 +303,7 @@ def knobs_of(source: Source, family: Family, width: int, kind: Divergence, held:
     if isinstance(source, Trace):
         if held == "acceptance":
             options["amount"] = lambda own: own.acceptance.value
-        return trace_knobs(source, family, [width], kind.spec, **options)
+        return trace_knobs(source, family, [width], kind.spec, undrafted, **options)
     amount = lambda own: (own.divergence if held == "nats" else own.acceptance).value  # noqa: E731
     run = lambda policy, width: {width: row_means(policy, source, kind)}  # noqa: E731
     return Knobs(family, [width], run, amount, **options)

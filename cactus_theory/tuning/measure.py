@@ -3,17 +3,16 @@
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import DECODING_PARTS, Seconds
-from cactus_theory.decoding.truncation import WHOLE, Cuts
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
@@ -21,16 +20,8 @@ VERIFY = "verify"
 REPEATS = 5
 # what a decode tells of a round
 Round = tuple[Reading, Seconds]
-
-
-@dataclass(frozen=True)
-class TimedSetting:
-    """A setting that is timed: a family at a value of its knob, and K."""
-
-    family: str
-    policy: str
-    verifier: str
-    width: int
+# the key of a family, and the setting at which it is timed
+Kind = tuple[str, Setting]
 
 
 @dataclass(frozen=True)
@@ -56,15 +47,13 @@ class Prompts:
     ids : token ids of each prompt.
     batch : texts at once.
     max_new_tokens : of a text.
-    temperature, seed, cuts : of the decode.
+    seed : of the first decode.
     """
 
     ids: Sequence[Sequence[int]]
     batch: int
     max_new_tokens: int
-    temperature: float = defaults.TEMPERATURE
     seed: int = 0
-    cuts: Cuts = WHOLE
 
     def group(self, number: int) -> list[Sequence[int]]:
         """Return the prompts of a batch; they are taken again from the first one after the last."""
@@ -76,7 +65,7 @@ def measure_costs(
     target_model: Any,
     draft_model: Any,
     prompts: Prompts,
-    settings: Sequence[TimedSetting],
+    settings: Sequence[Kind],
     *,
     repeats: int = REPEATS,
     on_decode: Callable[[int, int], None] | None = None,
@@ -90,7 +79,7 @@ def measure_costs(
 
     Parameters
     ----------
-    settings : each family at the same K.
+    settings : families' keys and settings, each family at the same K, of one law of rows.
     on_decode : called with the decodes done and their number.
 
     Raises
@@ -100,39 +89,39 @@ def measure_costs(
     """
     whole_number("batch", prompts.batch, 1)
     widths = _widths(settings)
-    kinds: list[TimedSetting | None] = [None, *settings]
-    times: dict[TimedSetting | None, list[Timed]] = {kind: [] for kind in kinds}
+    plain = "", replace(settings[0][1], policy=None)
+    kinds = [plain, *settings]
+    times: dict[Kind, list[Timed]] = {kind: [] for kind in kinds}
     total = (repeats + 1) * len(kinds)
     for repeat in range(repeats + 1):
         order = random.Random(f"{prompts.seed} {repeat}").sample(kinds, len(kinds))
         for number, kind in enumerate(order):
             rounds: list[Round] = []
-            result = _decoded(target_model, draft_model, prompts, kind, repeat, rounds)
+            result = _decoded(target_model, draft_model, prompts, kind[1], repeat, rounds)
             if repeat:  # the first decode of a kind allocates
                 times[kind].append(split(result, rounds))
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
-    drafted = {kind: timed for kind, timed in times.items() if kind is not None}
-    return _costs(times[None], drafted, widths, prompts.batch)
+    return _costs(times.pop(plain), times, widths, prompts.batch)
 
 
 def _costs(
     plain: Sequence[Timed],
-    drafted: Mapping[TimedSetting, Sequence[Timed]],
+    drafted: Mapping[Kind, Sequence[Timed]],
     widths: tuple[int, ...],
     batch: int,
 ) -> Costs:
     def part(name: str, width: int, family: str | None = None) -> float:
         seconds = [
             decode.call[name]
-            for setting, decodes in drafted.items()
+            for (key, setting), decodes in drafted.items()
             for decode in decodes
-            if setting.width == width and family in (None, setting.family)
+            if setting.num_draft_tokens == width and family in (None, key)
         ]
         return statistics.median(seconds)
 
     parts: Any = {name: tuple(part(name, width) for width in widths) for name in PARTS}
-    keys = dict.fromkeys(setting.family for setting in drafted)
+    keys = dict.fromkeys(key for key, _ in drafted)
     return Costs(
         unit=SECONDS,
         batch=batch,
@@ -146,13 +135,12 @@ def _costs(
     )
 
 
-def _widths(settings: Sequence[TimedSetting]) -> tuple[int, ...]:
+def _widths(settings: Sequence[Kind]) -> tuple[int, ...]:
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
-    families = {setting.family for setting in settings}
     different = {
-        tuple(sorted({own.width for own in settings if own.family == family}))
-        for family in families
+        tuple(sorted({own.num_draft_tokens for key, own in settings if key == family}))
+        for family, _ in settings
     }
     if len(different) > 1:
         raise ValueError(f"settings: every family must be at the same K; got {different}")
@@ -163,27 +151,21 @@ def _decoded(
     target: Any,
     draft: Any,
     prompts: Prompts,
-    setting: TimedSetting | None,
+    setting: Setting,
     number: int,
     rounds: list[Round],
 ) -> GenerationResult:
     """Decode a batch of the prompts, and keep its rounds."""
     ids, mask = left_padded(prompts.group(number), target)
-    choice: dict[str, Any] = {}
-    if setting is not None:
-        choice = {"policy": setting.policy, "verifier": setting.verifier}
-        choice["num_draft_tokens"] = setting.width
     options = DecodeOptions(
-        **choice,
+        **setting.keywords,
         attention_mask=mask,
         max_new_tokens=prompts.max_new_tokens,
-        **prompts.cuts.options(prompts.temperature),
         seed=prompts.seed + number * prompts.batch,
         meter=False,
         callbacks=Callbacks(on_round=lambda *told: rounds.append(told)),
     )
-    drafter = None if setting is None else prompts.cuts.drafter(draft, prompts.temperature)
-    return decode(target, drafter, ids, options)
+    return decode(target, setting.drafter(draft), ids, options)
 
 
 def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:

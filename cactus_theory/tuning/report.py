@@ -31,7 +31,7 @@ def sentence(tuned: Tuned) -> str:
         paid = max(first.chosen_by.value, first.speed.value) > tuned.plain
         return (
             f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
-            f"{_spent(tuned, tuned.level)} {_both(first.speed)} ({_named(first)})"
+            f"{_spent(tuned, tuned.level)} {_both(first.speed)} ({first.replay})"
             f"{', which pays on one half of the texts only' * paid}."
         )
     beside = f"{best.speed.value / tuned.plain:.2f} times plain decoding"
@@ -41,14 +41,14 @@ def sentence(tuned: Tuned) -> str:
         ratio = best.speed / lossless.speed
         beside += (
             f" and {ratio.value:.3f} ± {_error(ratio.standard_error, 3)} times the fastest "
-            f"lossless setting ({_named(lossless)})"
+            f"lossless setting ({lossless.replay})"
         )
         texts = len(best.reported.cycles)
         if needed := items_needed(ratio.value - 1, ratio.standard_error, texts):
             beside += f", significant from {needed:,} texts on ({texts} here)"
     meter = best.reported.divergence_per_token(tuned.divergence)
     return (
-        f"Decode with {_named(best)}: {_both(best.speed)} {unit}, {beside}; it will meter "
+        f"Decode with {best.replay}: {_both(best.speed)} {unit}, {beside}; it will meter "
         f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)})."
     )
 
@@ -99,11 +99,11 @@ def _warnings(tuned: Tuned) -> Iterator[str]:
         if spent.standard_error > UNCERTAIN * spent.value:
             yield (
                 f"Warning: knobs are uncertain: the divergence a token of all {texts} texts is "
-                f"known to {spent.standard_error / spent.value:.0%} ({_named(knobs)}). Log more "
+                f"known to {spent.standard_error / spent.value:.0%} ({knobs.replay}). Log more "
                 "rounds (--cycles)."
             )
     costs = tuned.costs
-    calls = (costs.call(own.num_draft_tokens, own.family.key) for own in tuned.choices)
+    calls = (costs.call(own.replay.num_draft_tokens, own.family.key) for own in tuned.choices)
     if (least := min(calls) / costs.plain) < LEAST_CALL:
         yield (
             f"Warning: a call was timed at {least:.2f} of the step of plain decoding that it "
@@ -169,9 +169,7 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
     meter = choice.reported.divergence_per_token(tuned.divergence)
     return {
         "family": choice.family.name,
-        "policy": choice.policy,
-        "verifier": choice.verifier,
-        "num_draft_tokens": choice.num_draft_tokens,
+        **choice.replay.names,
         **valued("speed", choice.speed),
         "speed_chosen_by": choice.chosen_by.value,
         "over_plain": choice.speed.value / tuned.plain,
@@ -185,18 +183,12 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
     calls = choice.reported.tokens_per_call
     lossless = choice.family.lossless
     return [
-        choice.policy,
-        choice.verifier,
-        str(choice.num_draft_tokens),
+        *map(str, choice.replay.names.values()),
         _both(choice.speed),
         f"{choice.speed.value / tuned.plain:.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
     ]
-
-
-def _named(choice: Choice) -> str:
-    return f"{choice.policy}, verifier {choice.verifier}, K = {choice.num_draft_tokens}"
 
 
 def _unit(tuned: Tuned) -> str:

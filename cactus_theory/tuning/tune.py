@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.traces.ends import end_ratio, tells
@@ -23,7 +24,7 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import Family, families
 from cactus_theory.tuning.knobs import TOLERANCE, checked_level, trace_knobs
-from cactus_theory.tuning.measure import TimedSetting
+from cactus_theory.tuning.measure import Kind
 
 # K that are tried, closer together where a token more matters more
 TUNED_WIDTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -32,7 +33,7 @@ TIMED_WIDTHS = 3
 # fields of the trace that a file of the result holds, where they are known
 OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
             *vars(WHOLE))  # fmt: skip
-Measure = Callable[[Sequence[TimedSetting]], Costs]
+Measure = Callable[[Sequence[Kind]], Costs]
 OnStep = Callable[[str, int, int], None]
 
 
@@ -56,16 +57,12 @@ class Choice:
     Attributes
     ----------
     family : as tables show it, without the knob's value.
-    policy, verifier, num_draft_tokens : what to decode with.
-    replay : over all texts, on which knobs are solved.
+    replay : the setting to decode with, over all texts, on which knobs are solved.
     reported : of the half that is not chosen by: all numbers of a line are of its texts.
     chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
     """
 
     family: Family
-    policy: str
-    verifier: str
-    num_draft_tokens: int
     replay: Replay
     reported: Replay
     chosen_by: Estimate
@@ -129,6 +126,7 @@ def tune(
     divergence: str | Divergence = "kl",
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
+    undrafted: str = "policy",
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Tuned:
@@ -142,6 +140,7 @@ def tune(
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
     policies : as ``specs`` of :func:`cactus_theory.tuning.families.families`.
+    undrafted : as for :func:`cactus_theory.traces.replay`.
     seed : of the halves of the texts, which are random.
     on_step : called with what is done, how many steps of it are, and of how many.
 
@@ -157,7 +156,7 @@ def tune(
     >>> trace = Trace.open("simulations/data/trace")
     >>> few = {"policies": ["mixture:alpha"], "widths": [1]}
     >>> best = tune(trace, Costs.ratios(0.1), level=0.05, **few).best
-    >>> best.verifier, best.num_draft_tokens
+    >>> best.replay.verifier, best.replay.num_draft_tokens
     ('chain', 1)
     >>> round(best.replay.divergence_per_token().value, 3)
     0.05
@@ -168,25 +167,21 @@ def tune(
     widths = _widths(trace, widths)
     candidates = families(kind, policies, trace.ends)
     halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
-    solved, over = _solved(trace, candidates, widths, level, kind.spec, on_step)
+    solved, over = _solved(trace, candidates, widths, level, (kind.spec, undrafted), on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
-    choices = [_priced(family, replay, costs, halves) for family, replay in solved]
+    choices = []
+    for family, replay in solved:
+        parts = [replay.part(half) for half in halves]
+        speeds = (speed(part, costs, family.key) for part in parts)
+        choices.append(Choice(family, replay, parts[1], *speeds))
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
-    about = _about(trace) | {"tried": tried, "halves": {"seed": seed}}
+    about = _about(trace) | {"tried": tried, "halves": {"seed": seed}, "undrafted": undrafted}
     priced = costs, plain_speed(costs), tuple(choices)
     tuned = Tuned(level, kind.spec, *priced, halves, over, about)
     if (best := tuned.best) is None or best.family.lossless or not tells(trace):
         return tuned
-    return replace(tuned, ends=end_ratio(trace, best.policy))
-
-
-def _priced(family: Family, replay: Replay, costs: Costs, halves: Halves) -> Choice:
-    """Return a setting with its speeds at these costs."""
-    chosen_by, reported = map(replay.part, halves)
-    speeds = (speed(part, costs, family.key) for part in (chosen_by, reported))
-    names = replay.policy, replay.verifier, replay.num_draft_tokens
-    return Choice(family, *names, replay, reported, *speeds)
+    return replace(tuned, ends=end_ratio(trace, best.replay.policy))
 
 
 def _widths(trace: Trace, widths: Sequence[int] | None) -> list[int]:
@@ -202,14 +197,14 @@ def _solved(
     candidates: Sequence[Family],
     widths: Sequence[int],
     level: float,
-    divergence: str,
+    metered: tuple[str, str],
     on_step: OnStep,
 ) -> tuple[list[tuple[Family, Replay]], dict[str, float]]:
     """Return every family at every K that stays within, its knob solved; what others spend."""
     solved, total, tried = [], len(candidates) * len(widths), dict[str, list[float]]()
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
-        knobs = trace_knobs(trace, family, widths, divergence)
+        knobs = trace_knobs(trace, family, widths, *metered)
         for place, width in enumerate(widths):
             knobs.on_pass = partial(step, number * len(widths) + place, total)
             if (replay := knobs.within(width, level)) is not None:
@@ -220,7 +215,7 @@ def _solved(
     return solved, {name: min(spent) for name, spent in tried.items() if name not in within}
 
 
-def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
+def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:
     """Return every family at a few K, each at the knob solved for the K next to it."""
     widths = sorted({replay.num_draft_tokens for _, replay in solved})
     steps = [round(i * (len(widths) - 1) / (TIMED_WIDTHS - 1)) for i in range(TIMED_WIDTHS)]
@@ -232,7 +227,8 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[TimedSetting]:
     for key, replays in by_width.items():
         for width in timed:
             near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
-            settings.append(TimedSetting(key, near.policy, near.verifier, width))
+            law = near.temperature, near.cuts
+            settings.append((key, Setting(near.policy, width, near.verifier, *law)))
     return settings
 
 

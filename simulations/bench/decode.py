@@ -45,14 +45,14 @@ class Line(Config):
 
 def lines() -> list[Line]:
     return [
-        Line(HF_PLAIN, 0, 1, job="Hugging Face generate"),
-        Line(HF_ASSISTED, WIDTH, 1, job="Hugging Face assisted generation"),
-        Line(PLAIN, 0, 1, job="plain"),
-        Line(LOSSLESS, WIDTH, 1, job="lossless"),
-        Line(RELAXED, WIDTH, 1, job=f"{RELAXED}, meter off"),
-        Line(RELAXED, WIDTH, 1, job=f"{RELAXED}, meter on", meter=True),
-        Line(PRICED, WIDTH, 1, job=f"{PRICED}, meter off"),
-        Line(LOSSLESS, WIDTH, BATCH, job=f"lossless, batch of {BATCH}"),
+        Line(HF_PLAIN, 0, job="Hugging Face generate"),
+        Line(HF_ASSISTED, WIDTH, job="Hugging Face assisted generation"),
+        Line(PLAIN, 0, job="plain"),
+        Line(LOSSLESS, WIDTH, job="lossless"),
+        Line(RELAXED, WIDTH, job=f"{RELAXED}, meter off"),
+        Line(RELAXED, WIDTH, job=f"{RELAXED}, meter on", meter=True),
+        Line(PRICED, WIDTH, job=f"{PRICED}, meter off"),
+        Line(LOSSLESS, WIDTH, batch=BATCH, job=f"lossless, batch of {BATCH}"),
     ]
 
 
@@ -71,8 +71,8 @@ def measure(repeats: int, opened: Opened, target: str) -> Iterator[dict[str, Any
 
     grid = Grid(lines(), len(harness.prompts), repeats)  # the metered repeat warms up
     by_line = grid.runs(grid.fill(decoded))
-    assisted = next(runs for line, runs in by_line.items() if line.method == HF_ASSISTED)
-    lossless = next(runs for line, runs in by_line.items() if line.method == LOSSLESS)
+    assisted = next(runs for line, runs in by_line.items() if line.policy == HF_ASSISTED)
+    lossless = next(runs for line, runs in by_line.items() if line.policy == LOSSLESS)
     for line, runs in by_line.items():
         yield _row(line, runs, target, assisted, lossless)
 

@@ -47,8 +47,8 @@ def answer_rows(
     rows = []
     for line, own in runs.items():
         peers = {other: its for other, its in runs.items()
-                 if other.batch == line.batch and other.method in LOSSLESS}  # fmt: skip
-        ours = [its for other, its in peers.items() if not other.method.startswith("hf_")]
+                 if other.batch == line.batch and other.policy in LOSSLESS}  # fmt: skip
+        ours = [its for other, its in peers.items() if not other.policy.startswith("hf_")]
         row: Row = dict.fromkeys(COLUMNS) | line.columns
         lossless = None if line in peers else [*peers.values()]
         row |= _lengths(own, lossless, prompts) | _costs(own)

@@ -19,9 +19,8 @@ import torch
 from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, decode
 from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.options import own_ends
-from cactus_theory.decoding.truncation import WHOLE, Cuts
 
-from .grid import HF_ASSISTED, PLAIN, Config
+from .grid import HF_ASSISTED, Config
 
 # an end-of-text id that no token has, so that texts do not end
 NO_TOKEN = -1
@@ -67,7 +66,7 @@ class Harness:
     """The models, prompts, lengths and seed that all methods share.
 
     ``seed`` is the first prompt's; prompt i of pass r has ``seed + i + r · len(prompts)``. Unless
-    it ``ends``, a text cannot end itself and has all its tokens. ``cuts`` are of our own loop.
+    it ``ends``, a text cannot end itself and has all its tokens.
     """
 
     pair: Pair
@@ -75,7 +74,6 @@ class Harness:
     max_new_tokens: int
     seed: int
     ends: bool = True
-    cuts: Cuts = WHOLE
 
     def group(self, batch: int, number: int) -> range:
         start = number * batch
@@ -98,25 +96,20 @@ class Harness:
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]
         seeds = [self.seed + row + repeat * len(self.prompts) for row in rows]
-        if config.method.startswith("hf_"):
+        if config.policy.startswith("hf_"):
             return self._library(config, prompts, seeds[0])
         target = self.pair.target
         ids, mask = left_padded(prompts, target)
-        plain = config.method == PLAIN
-        drafted = {"policy": config.method, "num_draft_tokens": config.width}
         options = DecodeOptions(
-            **({} if plain else drafted),
+            **config.keywords,
             attention_mask=mask,
             eos_token_ids=None if self.ends else (),
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
-            **self.cuts.options(config.temperature),
-            verifier=config.verifier,
             meter=meter,
             record_rows=record_rows,
         )
-        draft = None if plain else self.cuts.drafter(self.pair.draft, config.temperature)
-        result = decode(target, draft, ids, options)
+        result = decode(target, config.drafter(self.pair.draft), ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]
         return Decoded(result.seconds.total, outputs, result, result.row_ended)
 
@@ -126,9 +119,9 @@ class Harness:
         ids, mask = left_padded(prompts, target)
         options: dict[str, Any] = {} if self.ends else {"eos_token_id": NO_TOKEN, "pad_token_id": 0}
         pinned = nullcontext()
-        if config.method == HF_ASSISTED:
+        if config.policy == HF_ASSISTED:
             options["assistant_model"] = draft
-            pinned = _pinned(draft, config.width)
+            pinned = _pinned(draft, config.num_draft_tokens)
         with pinned, _quiet(seed), torch.inference_mode():
             start = time.perf_counter()
             full = target.generate(

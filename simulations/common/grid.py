@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from cactus_theory.base.specs import file_of
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import schedule
 from cactus_theory.decoding.schedule import check_rule, read_rule
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import verifiers
 from cactus_theory.verify.contract import registered_verifier
@@ -32,35 +33,30 @@ USUAL = "chain"
 
 
 @dataclass(frozen=True)
-class Config:
-    """A line of a table: a method (a baseline's name or a policy's spec), K, batch, verifier.
+class Config(Setting):
+    """A line of a table: a setting, and how many texts are decoded at once.
 
-    ``width`` is K, 0 for methods without a draft. ``verifier`` means nothing to baselines; both
-    models have the ``temperature``.
+    Its policy is a spec, or the name of a baseline, to which ``verifier`` means nothing; K is 0
+    for those without a draft.
     """
 
-    method: str
-    width: int
-    batch: int
-    verifier: str = USUAL
-    temperature: float = 1.0
+    batch: int = 1
+
+    @property
+    def plain(self) -> bool:
+        """Return whether our loop decodes without a draft."""
+        return self.policy == PLAIN
 
     @property
     def key(self) -> str:
-        return f"{at(self.method, self.verifier)}|K={self.width}|batch={self.batch}"
+        return f"{at(self.policy, self.verifier)}|K={self.num_draft_tokens}|batch={self.batch}"
 
     @property
     def columns(self) -> dict[str, Any]:
-        method, knob = label(self.method)
-        verifier = None if self.method in BASELINES else self.verifier
+        method, knob = label(self.policy)
+        verifier = None if self.policy in BASELINES else self.verifier
         row = {"method": method, "knob": knob, "verifier": verifier}
-        return row | {"num_draft_tokens": self.width, "batch": self.batch}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Return the fields as results keep them, defaults left out."""
-        defaults = {"verifier": USUAL, "temperature": 1.0}
-        return {name: value for name, value in asdict(self).items() if defaults.get(name) != value}
+        return row | {"num_draft_tokens": self.num_draft_tokens, "batch": self.batch}
 
 
 def config_of(row: Mapping[str, Any], place: str, trusted: Collection[str] = ()) -> Config:
@@ -77,7 +73,7 @@ def config_of(row: Mapping[str, Any], place: str, trusted: Collection[str] = ())
         judge = registered_verifier(row[column])
         check_rule(read_rule(method), judge)
         column = "num_draft_tokens"
-        return Config(method, check.as_whole_number("K", row[column], 1), 1, judge.spec)
+        return Config(method, check.as_whole_number("K", row[column], 1), judge.spec)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{place}, column {column}: {error}") from None
 
@@ -123,7 +119,7 @@ def configs(
             if method == HF_ASSISTED and batch > 1:
                 continue  # the library refuses it more than one row
             lengths = [0] if method in UNDRAFTED else widths
-            lines += [Config(method, width, batch, verifier) for width in lengths]
+            lines += [Config(method, width, verifier, batch=batch) for width in lengths]
     return lines
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.specs import file_of
-from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.tune import timed
+from cactus_theory.commands.tune import logged, timed, tune_shown
 from cactus_theory.decoding import Pair
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.policies import read_policy
-from cactus_theory.traces.estimate import FEWEST_TEXTS, valued
-from cactus_theory.traces.log import log_shown
-from cactus_theory.tuning import Costs, Prompts, tune
+from cactus_theory.traces.estimate import valued
+from cactus_theory.tuning import Costs, Prompts
 from cactus_theory.tuning.report import over
 from cactus_theory.tuning.tune import Choice, Measure
 
@@ -32,7 +31,6 @@ def tune_all(
     limit: int,
     *,
     cycles: int,
-    cuts: Cuts,
 ) -> None:
     """Keep settings of ``args.policy`` at every level of ``args.nats``, unless they are there.
 
@@ -42,16 +40,14 @@ def tune_all(
     levels = {level for level in args.nats if key(level) not in journal.results}
     if not levels:
         return
-    law: dict[str, Any] = {"temperature": args.temperature, "cuts": cuts}
     sought = {"widths": args.num_draft_tokens, "policies": args.policy}
-    sizes = {"num_draft_tokens": max(args.num_draft_tokens), "max_new_tokens": limit}
-    sizes |= {"texts": FEWEST_TEXTS, "seed": args.seed}
-    trace = log_shown(pair, ids, args.out / "trace", cycles, **sizes, **law)
-    prompts = Prompts(ids, args.batch, limit, seed=args.seed, **law)
+    width, prompts = max(args.num_draft_tokens), Prompts(ids, args.batch, limit, args.seed)
+    law = {"temperature": args.temperature, "cuts": Cuts(top_p=args.top_p)}
+    setting = Setting(num_draft_tokens=width, **law)
+    trace = logged(pair, prompts, setting, args.out / "trace", cycles)
     costs: Costs | Measure = partial(timed, pair, prompts, args.timings)
     for level in sorted(levels, reverse=True):
-        progress = Progress("solving knobs", 1)
-        tuned = tune(trace, costs, level, on_step=progress.step, **sought)
+        tuned = tune_shown(trace, costs, sought | {"level": level})
         costs = tuned.costs
         record = {"plain": tuned.plain, "costs": vars(tuned.costs), "over": over(tuned)}
         record["lines"] = [_line(choice) for choice in tuned.choices]
@@ -61,9 +57,7 @@ def tune_all(
 def _line(choice: Choice) -> Row:
     return {
         "family": choice.family.name,
-        "policy": choice.policy,
-        "verifier": choice.verifier,
-        "num_draft_tokens": choice.num_draft_tokens,
+        **choice.replay.names,
         **valued("predicted_speed", choice.speed),
         **valued("predicted_kl", choice.reported.divergence_per_token()),
     }

@@ -123,9 +123,9 @@ def run(args: argparse.Namespace) -> int:
 def _settings(
     args: argparse.Namespace, lines: list[Config], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
-    methods = [line.method for line in lines]
+    methods = [line.policy for line in lines]
     settings = settings_of(args, prompts, "repeats", "metered", "device", *ENDS, methods=methods)
-    return {"configs": [line.settings for line in lines]} | settings
+    return {"configs": [line.key for line in lines]} | settings
 
 
 # column → its head; the last ones are left out where the terminal is too narrow

@@ -77,9 +77,9 @@ def _row(line: Config, runs: Mapping[Config, Runs], seed: int) -> dict[str, Any]
     }
     row |= spread("tokens_per_second", line_runs.speeds, line_runs.drawn(draws))
     for column, rival in (
-        ("speedup_over_plain", Config(PLAIN, 0, line.batch)),
-        ("speedup_over_hf_plain", Config(HF_PLAIN, 0, line.batch)),
-        ("speedup_over_hf_assisted", Config(HF_ASSISTED, line.width, line.batch)),
+        ("speedup_over_plain", Config(PLAIN, 0, batch=line.batch)),
+        ("speedup_over_hf_plain", Config(HF_PLAIN, 0, batch=line.batch)),
+        ("speedup_over_hf_assisted", Config(HF_ASSISTED, line.num_draft_tokens, batch=line.batch)),
     ):
         if rival in runs:
             drawn = line_runs.drawn(draws) / runs[rival].drawn(draws)

@@ -45,7 +45,7 @@ def test_a_dictionary_holds_the_statistics(tiny):
 
 
 def test_a_tuned_setting_gives_its_options(tiny):
-    setting = TunedSetting(ct.policy("band:price=1"), "chain", 2, 0.7)
+    setting = TunedSetting(ct.policy("band:price=1"), 2, "chain", 0.7)
     output = sampled(tiny, return_dict_in_generate=True, seed=1, **setting.options)
     same = sampled(tiny, policy="band:price=1", num_draft_tokens=2, temperature=0.7, seed=1)
     assert output.result.reading.rows > 0  # on without being asked for

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from cactus_theory.base.prompts import Prompt
-from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.traces import Trace
 from cactus_theory.traces.ends import LOSSLESS
 from cactus_theory.tuning import Costs
@@ -35,7 +34,7 @@ def line(spec: str, width: int, level: float = 0.05, seconds=1.0, tokens=10, tex
     records = [{"seconds": seconds * (1 + number % 2), "tokens": tokens * (1 + number % 2),
                 "row_calls": 5, "kl": 0.5, "ended": [number > 9], "texts": [own]}
                for number, own in enumerate(texts)]  # fmt: skip
-    return level, Config(spec, width, 1), records
+    return level, Config(spec, width), records
 
 
 def score(prompt: Prompt, text: str) -> float:
@@ -80,7 +79,7 @@ def test_intervals_are_over_prompts() -> None:
     for number, record in enumerate(half[2]):
         record |= {"seconds": 1.0, "tokens": 10 + 10 * (number % 2)}
     level = [record | {"seconds": 1.0, "tokens": 10} for record in half[2]]
-    lossless = (0.0, Config("speculative", 4, 1), level)
+    lossless = (0.0, Config("speculative", 4), level)
     *_, row = answers.rows_of([lossless, lossless, half], PROMPTS, None, 0)
     assert row["over_lossless"] == pytest.approx(1.5)
     assert row["over_lossless_high"] - 1.5 == pytest.approx(1.645 * 0.5 / np.sqrt(40), rel=0.2)
@@ -99,9 +98,9 @@ def test_every_family_has_the_setting_that_is_predicted_fastest() -> None:
         key(0.1): {"lines": [*lossless, tuned("band:price", "chain", 4, 10.0),
                                 tuned("band:price", "block", 6, 11.0)]},
     }  # fmt: skip
-    args = argparse.Namespace(nats=[0.05, 0.1], policy=[], temperature=0.7, batch=1)
+    args = argparse.Namespace(nats=[0.05, 0.1], policy=[], temperature=0.7, top_p=1.0, batch=1)
     lines = answers.chosen(args, SimpleNamespace(results=results, path=Path("journal.jsonl")))
-    assert [(level, own.method, own.width, own.verifier) for level, own in lines] == [
+    assert [(level, own.policy, own.num_draft_tokens, own.verifier) for level, own in lines] == [
         (0.0, "plain", 0, "chain"), (0.0, "speculative", 3, "block"),
         (0.0, "speculative", 2, "block"), (0.05, "band:price=0.5", 4, "chain"),
         (0.1, "band:price=0.5", 6, "block"),
@@ -120,17 +119,18 @@ def test_a_policy_may_be_within_the_larger_of_two_levels_alone(monkeypatch) -> N
 
     def timed(pair, prompts, repeats, settings) -> Costs:
         made.append(settings)
-        return replace(Costs.ratios(0.1), verify={own.family: (0.01, 0.01) for own in settings})
+        return replace(Costs.ratios(0.1), verify={key: (0.01, 0.01) for key, _ in settings})
 
     monkeypatch.setattr(tuned, "timed", timed)
-    monkeypatch.setattr(tuned, "log_shown", lambda *_, **__: Trace.open("simulations/data/trace"))
+    monkeypatch.setattr(tuned, "logged", lambda *_, **__: Trace.open("simulations/data/trace"))
     sizes = {"num_draft_tokens": [1], "batch": 1, "timings": 1, "out": Path("build")}
     law = {"nats": [0.05, 9.0], "policy": ["mixture:alpha=0.9"], "temperature": 1.0, "seed": 0}
+    law["top_p"] = 1.0
     args = argparse.Namespace(**sizes, **law)
     results: dict[str, dict] = {}
     journal: Any = SimpleNamespace(results=results, add=results.__setitem__)
     pair: Any = None
-    tuned.tune_all(args, journal, pair, [[1]], 8, cycles=1, cuts=WHOLE)
+    tuned.tune_all(args, journal, pair, [[1]], 8, cycles=1)
     found = {level: {own["family"] for own in results[key(level)]["lines"]} for level in args.nats}
     assert len(made) == 1 and found == {0.05: {LOSSLESS}, 9.0: {LOSSLESS, "mixture:alpha=0.9"}}
     assert "mixture:alpha=0.9 spends at most 0.05" in answers.over(args, journal)[0]

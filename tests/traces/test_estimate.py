@@ -22,8 +22,10 @@ def made(name: str, gain: float, spend: float, seed: int = 0) -> Replay:
     tokens = cycles * (mean * (1 + gain) + noise)
     spent = cycles * spend * texts.gamma(9, 1 / 9, TEXTS)
     one = np.ones((1, TEXTS))
-    return Replay(name, "chain", 1, f"seed {seed}", cycles, tokens,
-                  {"kl": spent}, one, one / 2, cycles, cycles)  # fmt: skip
+    return Replay(
+        name, 1, source=f"seed {seed}", cycles=cycles, tokens=tokens, spent={"kl": spent},
+        reached=one, accepted_at=one / 2, drafts=cycles, drafted=cycles,
+    )  # fmt: skip
 
 
 def resampled(replays: list[Replay], of, draws: int) -> float:

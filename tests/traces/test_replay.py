@@ -157,19 +157,19 @@ def test_the_means_are_those_of_the_audit(spec):
     found = pooled_audit(spec, SavedRows.of(q, p), divergence="reverse_kl")
     seen = ct.audit(ct.policy(spec), q, p, divergence="reverse_kl")
     spent = seen.divergences["reverse_kl"]
-    for own, rows in ((found.acceptance, seen.acceptance), (found.divergence, spent)):
+    for own, rows in ((found["acceptance"], seen.acceptance), (found["divergence"], spent)):
         if not torch.isfinite(rows).all():
             assert own.value == np.inf
             continue
         assert own.value == pytest.approx(float(rows.mean()), abs=EXACT)
         error = float(rows.std() / np.sqrt(30))
         assert own.standard_error == pytest.approx(error, rel=1e-9, abs=EXACT)
-    assert found.share.value == pytest.approx(
+    assert found["share"].value == pytest.approx(
         float(seen.acceptance.sum() / seen.optimum_acceptance.sum()), abs=EXACT
     )
     budget = ct.policy(spec).declares.budget
-    assert found.held == (None if budget is None else int(seen.within.sum()))
-    assert (found.rows, found.reference) == (30, "reverse_kl")
+    assert found["held"] == (None if budget is None else int(seen.within.sum()))
+    assert found["rows"] == 30
 
 
 def test_parts_of_the_rows_change_nothing(monkeypatch):
@@ -179,8 +179,8 @@ def test_parts_of_the_rows_change_nothing(monkeypatch):
     done: list[int] = []
     parts = pooled_audit("cactus:delta=0.1", rows, on_rows=done.append)
     assert done == list(range(3, 31, 3))
-    assert parts.acceptance.value == pytest.approx(whole.acceptance.value, abs=EXACT)
-    assert parts.held == whole.held
+    assert parts["acceptance"].value == pytest.approx(whole["acceptance"].value, abs=EXACT)
+    assert parts["held"] == whole["held"]
 
 
 def test_a_trace_and_its_saved_rows_have_the_same_means_and_other_errors():
@@ -188,11 +188,11 @@ def test_a_trace_and_its_saved_rows_have_the_same_means_and_other_errors():
     saved = SavedRows.of(*trace.rows())
     for spec in AUDITED[: amount(1, 3)]:
         one, other = pooled_audit(spec, trace), pooled_audit(spec, saved)
-        assert one.rows == other.rows == len(saved)
-        assert one.acceptance.value == pytest.approx(other.acceptance.value, abs=EXACT)
-        assert one.divergence.value == pytest.approx(other.divergence.value, abs=EXACT)
-        assert len(one.acceptance.left_out) == trace.texts < len(other.acceptance.left_out)
-    assert pooled_audit("speculative", EXAMPLE).rows == len(saved)
+        assert one["rows"] == other["rows"] == len(saved)
+        assert one["acceptance"].value == pytest.approx(other["acceptance"].value, abs=EXACT)
+        assert one["divergence"].value == pytest.approx(other["divergence"].value, abs=EXACT)
+        assert len(one["acceptance"].left_out) == trace.texts < len(other["acceptance"].left_out)
+    assert pooled_audit("speculative", EXAMPLE)["rows"] == len(saved)
 
 
 def test_rows_of_a_trace_keep_their_texts(tmp_path, ragged):

@@ -8,10 +8,10 @@ import pytest
 
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import Seconds
+from cactus_theory.decoding.setting import Setting
 from cactus_theory.traces import Replay
 from cactus_theory.tuning import Costs, Prompts, measure_costs
 from cactus_theory.tuning.costs import plain_speed, speed
-from cactus_theory.tuning.measure import TimedSetting
 
 # sums of a handful of float64 numbers
 ROUNDING = 1e-12
@@ -117,7 +117,7 @@ def test_costs_are_those_of_later_rounds_and_of_all_but_the_first_decodes(
         return result
 
     monkeypatch.setattr("cactus_theory.tuning.measure.decode", decode)
-    prompts, setting = Prompts([[1], [2]], 2, 8), TimedSetting("a", "speculative", "chain", 2)
+    prompts, setting = Prompts([[1], [2]], 2, 8), ("a", Setting(num_draft_tokens=2))
     costs = measure_costs(*tiny, prompts, [setting], repeats=1)
     parts = *costs.draft, *costs.target, *costs.verify["a"], *costs.other, costs.start
     assert parts == pytest.approx((0.15, 0.5, 0.1, 0.05, (10 - 5 * 0.8) / 2), rel=1e-9)
@@ -135,7 +135,7 @@ def test_costs_are_those_of_later_rounds_and_of_all_but_the_first_decodes(
         (
             lambda: measure_costs(
                 None, None, Prompts([[1]], 1, 4),
-                [TimedSetting(name, "speculative", "chain", 1 + (name == "b")) for name in "ab"],
+                [(name, Setting(num_draft_tokens=1 + (name == "b"))) for name in "ab"],
             ),
             "every family must be at the same K",
         ),

@@ -131,6 +131,21 @@ def test_on_a_trace_the_meter_is_solved_for_a_verifier_and_k(trace) -> None:
     assert replay(trace, solved).acceptance.value == pytest.approx(0.9, rel=CLOSE)
 
 
+def test_knobs_are_solved_for_an_engine_that_draws_undrafted_tokens_itself(trace) -> None:
+    """It emits some of the tokens at no cost: the same nats a token leave more for the others."""
+    knobs, given = {}, {"nats": 0.05, "num_draft_tokens": 2}
+    for undrafted in ("policy", "target"):
+        solved = ct.solve_knob("tempered", trace, undrafted=undrafted, **given)
+        again = replay(trace, solved, num_draft_tokens=2, undrafted=undrafted)
+        assert again.divergence_per_token().value == pytest.approx(0.05, rel=EXACT)
+        (line,) = ct.compare(["tempered"], trace, nats=0.05, widths=[2], undrafted=undrafted).lines[
+            1:
+        ]
+        assert line["policy"] == solved.spec
+        knobs[undrafted] = solved.temperature
+    assert knobs["target"] < knobs["policy"] < 1
+
+
 def test_a_file_of_rows(tmp_path) -> None:
     np.savez(tmp_path / "rows.npz", target=ROWS[0], draft=ROWS[1])
     solved = ct.solve_knob("mixture", tmp_path / "rows.npz", nats=0.05)

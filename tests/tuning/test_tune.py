@@ -33,21 +33,24 @@ def test_the_fastest_of_one_half_is_reported_from_the_other(trace, cheap, tuned)
     assert len(halves[0]) == len(halves[1])
     by_hand = {}
     for own in tuned.choices:
-        again = replay(trace, own.policy, own.verifier, num_draft_tokens=own.num_draft_tokens)
+        setting = own.replay
+        again = replay(
+            trace, setting.policy, setting.verifier, num_draft_tokens=setting.num_draft_tokens
+        )
         assert again.divergence_per_token().value <= LEVEL * 1.01
         first, second = (
             again.part(half).tokens_per_call.value
-            / (1 + 0.1 + own.num_draft_tokens * (0.05 + 0.01))
+            / (1 + 0.1 + setting.num_draft_tokens * (0.05 + 0.01))
             for half in halves
         )
         assert own.chosen_by.value == pytest.approx(first, rel=ROUNDING)
         assert own.speed.value == pytest.approx(second, rel=ROUNDING)
-        by_hand[own.policy, own.verifier, own.num_draft_tokens] = first
+        by_hand[str(setting)] = first
     best, other = tuned.best, tuned.lossless
-    assert by_hand[best.policy, best.verifier, best.num_draft_tokens] == max(by_hand.values())
+    assert by_hand[str(best.replay)] == max(by_hand.values())
     assert len(by_hand) == 3 * 4  # K × (lossless by both verifiers, two families)
-    lossless = {key: first for key, first in by_hand.items() if key[0] == "speculative"}
-    assert lossless[other.policy, other.verifier, other.num_draft_tokens] == max(lossless.values())
+    lossless = {key: first for key, first in by_hand.items() if key.startswith("speculative,")}
+    assert lossless[str(other.replay)] == max(lossless.values())
     assert best.chosen_by.value > other.chosen_by.value > tuned.plain == 1
     ratio, texts = best.speed / other.speed, len(halves[1])
     needed = math.ceil(texts * (2.8016 * ratio.standard_error / (ratio.value - 1)) ** 2)
@@ -90,17 +93,15 @@ def test_costs_that_are_measured_say_the_same_as_the_same_costs_given(trace, che
 
     again = tune(trace, measure, LEVEL, policies=FEW, widths=[1, 2, 4])
     for one, other in zip(tuned.choices, again.choices, strict=True):
-        assert (one.policy, one.verifier, one.num_draft_tokens) == (
-            other.policy, other.verifier, other.num_draft_tokens,
-        )  # fmt: skip
+        assert str(one.replay) == str(other.replay)
         assert one.speed.value == other.speed.value
-    for own in asked:
+    for _, own in asked:
         if own.policy != "speculative":  # what is timed is the knob that was solved
-            timed = replay(trace, own.policy, own.verifier, num_draft_tokens=own.width)
+            timed = replay(trace, own.policy, own.verifier, num_draft_tokens=own.num_draft_tokens)
             assert timed.divergence_per_token().value == pytest.approx(LEVEL, rel=0.01)
-    families = {own.family for own in asked}
+    families = {family for family, _ in asked}
     assert families == {own.family.key for own in tuned.choices}
-    assert {(own.family, own.width) for own in asked} == {
+    assert {(family, own.num_draft_tokens) for family, own in asked} == {
         (family, width) for family in families for width in (1, 2, 4)
     }
 
@@ -112,11 +113,12 @@ def test_a_family_that_stays_within_at_some_k_only_is_timed_there(trace) -> None
     level = (spent[1] + spent[4]) / 2
     assert min(spent.values()) < level < max(spent.values())
     found = tune(trace, lambda own: _with(own), level, policies=[spec], widths=[1, 4])
-    assert len({own.num_draft_tokens for own in found.choices if own.policy == spec}) == 1
+    settings = [own.replay for own in found.choices]
+    assert len({own.num_draft_tokens for own in settings if own.policy == spec}) == 1
 
 
 def _with(settings) -> Costs:
-    keys = {own.family for own in settings}
+    keys = {family for family, _ in settings}
     costs = vars(Costs.ratios(0.1)) | {"verify": dict.fromkeys(keys, (0.0, 0.0))}
     return Costs(**costs)
 
@@ -217,7 +219,7 @@ def test_knobs_of_few_texts_are_said_to_be_uncertain(two_kinds, cheap) -> None:
         band = next(one for one in found.choices if one.family.name == "band:price")
         spent = band.replay.divergence_per_token()
         share = spent.standard_error / spent.value
-        said = f"of all {source.texts} texts is known to {share:.0%} ({band.policy}, "
+        said = f"of all {source.texts} texts is known to {share:.0%} ({band.replay.policy}, "
         assert (share > 0.2) == told == any(said in line for line in notes(found))
 
 

@@ -9,9 +9,9 @@ from simulations.common.statistics import hermite
 
 PROMPTS, REPEATS = 6, 3
 PLAIN, LOSSLESS, BAND = (
-    Config("plain", 0, 2),
-    Config("speculative", 4, 2),
-    Config("band:price=1", 4, 2),
+    Config("plain", 0, batch=2),
+    Config("speculative", 4, batch=2),
+    Config("band:price=1", 4, batch=2),
 )
 LINES = [PLAIN, LOSSLESS, BAND]
 

@@ -13,16 +13,16 @@ from simulations.common.journal import Journal
 def test_grid_gives_k_to_what_drafts_and_batches_to_what_takes_them() -> None:
     found = configs(["plain", "hf_assisted"], ["speculative"], [2, 4], [1, 8])
     assert found == [
-        Config("plain", 0, 1),
-        *(Config("hf_assisted", k, 1) for k in (2, 4)),
-        *(Config("speculative", k, 1) for k in (2, 4)),
-        Config("plain", 0, 8),
-        *(Config("speculative", k, 8) for k in (2, 4)),
+        Config("plain", 0),
+        *(Config("hf_assisted", k) for k in (2, 4)),
+        *(Config("speculative", k) for k in (2, 4)),
+        Config("plain", 0, batch=8),
+        *(Config("speculative", k, batch=8) for k in (2, 4)),
     ]
 
 
 def test_jobs_cover_every_prompt_once_a_repeat_and_repeats_follow_each_other() -> None:
-    lines = [Config("plain", 0, 1), Config("plain", 0, 4)]
+    lines = [Config("plain", 0), Config("plain", 0, batch=4)]
     todo = list(Grid(lines, prompts=6, repeats=2, metered=2).jobs.values())
     assert len({job.key for job in todo}) == len(todo) == 4 * (6 + 2)
     assert [job.repeat for job in todo] == sorted(job.repeat for job in todo)
@@ -42,18 +42,16 @@ def test_policies_go_to_every_verifier_that_can_follow_them() -> None:
     policies, both = ["band:price=1", "band:price=1,per_row=True", "typical"], ["chain", "block"]
     found = configs(["plain"], policies, [2], [1], both)
     assert found == [
-        Config("plain", 0, 1),
-        Config("band:price=1.0", 2, 1),
-        Config("band:price=1.0", 2, 1, "block"),
-        Config("band:price=1.0,per_row=True", 2, 1, "block"),
-        Config("typical", 2, 1),
+        Config("plain", 0),
+        Config("band:price=1.0", 2),
+        Config("band:price=1.0", 2, "block"),
+        Config("band:price=1.0,per_row=True", 2, "block"),
+        Config("typical", 2),
     ]
     assert [line.key for line in found[1:3]] == [
         "band:price=1.0|K=2|batch=1",
         "band:price=1.0@block|K=2|batch=1",
     ]
-    assert found[1].settings == {"method": "band:price=1.0", "width": 2, "batch": 1}
-    assert found[2].settings == found[1].settings | {"verifier": "block"}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_a_method_has_a_name_a_knob_and_files(method, name, knob, files) -> None
 
 
 def test_a_grid_makes_what_its_journal_lacks_and_sums_it(tmp_path: Path) -> None:
-    grid, made = Grid([Config("a", 2, 1), Config("b", 2, 2)], prompts=3, repeats=2), []
+    grid, made = Grid([Config("a", 2), Config("b", 2, batch=2)], prompts=3, repeats=2), []
 
     def record(job) -> dict:
         made.append(job.key)
@@ -115,6 +113,6 @@ def test_a_grid_makes_what_its_journal_lacks_and_sums_it(tmp_path: Path) -> None
 
 def test_repeats_that_are_all_timed_or_all_metered_stand_for_the_others() -> None:
     for metered, repeats in ((0, 2), (2, 0)):
-        grid = Grid([Config("a", 2, 1)], 1, repeats, metered)
+        grid = Grid([Config("a", 2)], 1, repeats, metered)
         (own,) = grid.runs(grid.fill(lambda job: {"tokens": job.repeat, "seconds": 1.0})).values()
         assert own.total("tokens") == 1 and own.speeds.tolist() == [0, 1]

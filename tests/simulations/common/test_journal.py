@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_locked_is_named(tmp_path: Path, monkeypatch) ->
 
 @pytest.mark.parametrize("kept", ['"seconds":0', '"seconds":"1"', '"seconds":NaN', '"second":1'])
 def test_a_kept_decode_without_an_amount_is_named_before_the_next(tmp_path: Path, kept) -> None:
-    grid = Grid([Config("plain", 0, 1)], prompts=2, repeats=1, metered=0)
+    grid = Grid([Config("plain", 0)], prompts=2, repeats=1, metered=0)
     first = next(iter(grid.jobs))
     record = f'{{"job":"{first}","tokens":3,{kept}}}\n'
     (tmp_path / "journal.jsonl").write_text(f'{{}}\n{{"job":"other"}}\n{record}')

@@ -11,10 +11,10 @@ QUALITY = {"log_likelihood": [-2.0], "lengths": [8], "ended": [True]}
 
 
 def made_up(seconds: dict[str, list[float]]) -> list[dict]:
-    lines = [Config("plain", 0, 1), Config("speculative", 4, 1)]
+    lines = [Config("plain", 0), Config("speculative", 4)]
     grid = Grid(lines, prompts=1, repeats=len(seconds["plain"]) - 1)
     results = grid.fill(
-        lambda job: {"seconds": seconds[job.config.method][job.repeat], "tokens": 8} | QUALITY
+        lambda job: {"seconds": seconds[job.config.policy][job.repeat], "tokens": 8} | QUALITY
     )
     return rows(grid.runs(results))
 
@@ -33,7 +33,7 @@ def test_the_interval_is_over_prompts_and_not_over_their_repeats() -> None:
     plain, drafted = made_up({"plain": equal, "speculative": [*equal[:-1], 200.0]})
     assert plain["tokens_per_second_low"] == plain["tokens_per_second_high"] == 4
     assert drafted["tokens_per_second_low"] == 4 and drafted["tokens_per_second_min"] == 0.04
-    grid = Grid([Config("plain", 0, 1)], prompts=16, repeats=2)
+    grid = Grid([Config("plain", 0)], prompts=16, repeats=2)
     unlike = {"tokens": 8} | QUALITY
     records = grid.fill(lambda job: {"seconds": 1.0 + job.group % 2} | unlike)
     (row,) = rows(grid.runs(records))
@@ -44,7 +44,7 @@ def test_the_interval_is_over_prompts_and_not_over_their_repeats() -> None:
 
 
 def test_costs_come_from_metered_repeats_and_speed_from_the_others() -> None:
-    line = Config("band:price=2", 4, 2)
+    line = Config("band:price=2", 4, batch=2)
     grid = Grid([line], prompts=4, repeats=3, metered=2)
 
     def record(job) -> dict:

@@ -129,6 +129,6 @@ def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
     rule, found = tmp_path / "mine.py", []
     for text in ("a = 1", "a = 1", "a = 2"):
         rule.write_text(text)
-        lines = [Config(f"{rule}:blend:alpha=0.5", 2, 1), Config("band:price=2", 2, 1)]
+        lines = [Config(f"{rule}:blend:alpha=0.5", 2), Config("band:price=2", 2)]
         found.append(command._settings(parser.parse_args([]), lines, [Prompt("text")]))
     assert found[0] == found[1] != found[2]
