@@ -215,8 +215,9 @@ class Node:
             if self.accepts_by_phi:
                 ask_phi([self])
                 return self.__dict__["ratio"]
-            p_n = normalised(_tensor(self.drawn_from))[token]
-            return float((self.alive * self.law[token] / p_n).nan_to_num(nan=0.0))
+            mass, p = self.alive * float(self.law[token]), self.drawn_from
+            p_n = float(p[token]) / float(p.sum(dtype=np.float64))
+            return mass / p_n if p_n > 0 and mass > 0 else math.inf if mass > 0 else 0.0
         p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
         row.upper_exceeds(math.inf)
         if not self.fixed or self.policy.highest <= 1:
@@ -241,16 +242,10 @@ class Node:
         if p is None:
             return Residual(self.q if self.lossless else self.law.numpy())
         if not self.accepts_by_phi:
-            left = self.alive * self.law - normalised(_tensor(p))
-            return Residual(left.clamp_(min=0.0).numpy())
-        if isinstance(self.policy, Entrywise):
-            entries = [float(row[self.token]) for row in (self.q, p)]
-            q_n, p_n = torch.tensor(entries, dtype=torch.float64, device="cpu")
-            scale = self.policy.scale(q_n, self.policy.ceiling(q_n, p_n))
-            return Residual(self.q, p, float(scale))
-        rows = [_tensor(row)[None] for row in (self.q, p)]
-        token = torch.tensor([self.token], device="cpu")
-        return Residual(self.policy.residual(rows[0], rows[1], token).detach().double()[0].numpy())
+            return Residual(self.law.numpy(), p / p.sum(dtype=np.float64), self.alive)
+        if "recovered" not in self.__dict__:
+            ask_recovered([self])
+        return self.__dict__["recovered"]
 
     def _rest(self, row: NodeRow, p: np.ndarray | None) -> Residual:
         """Return the rest of a solved row, at deterministic tokens by their selection law."""
@@ -344,21 +339,38 @@ def ask_phi(nodes: Iterable[Node]) -> None:
             node.__dict__["ratio"] = ratio
 
 
+def ask_recovered(nodes: Iterable[Node]) -> None:
+    """Compute the residuals at nodes that are judged by φ, one call a policy, and store them."""
+    for group in _together(nodes, lambda node: None):
+        policy, ids = group[0].policy, [node.token for node in group]
+        if isinstance(policy, Entrywise):
+            pairs = [(node.q[node.token], node.drawn_from[node.token]) for node in group]
+            q_n, p_n = torch.from_numpy(np.array(pairs, np.float64)).T
+            rows = [(node.q, node.drawn_from) for node in group]
+            scales = policy.scale(q_n, policy.ceiling(q_n, p_n)).tolist()
+            left = [Residual(*own, scale) for own, scale in zip(rows, scales, strict=True)]
+        else:
+            q, p = (stacked(group, name) for name in ("q", "drawn_from"))
+            rows = policy.residual(q, p, torch.tensor(ids, device="cpu")).detach().double()
+            left = map(Residual, rows.numpy())
+        for node, own in zip(group, left, strict=True):
+            node.__dict__["recovered"] = own
+
+
 def write_laws(nodes: Iterable[Node]) -> None:
     """Compute the laws h of nodes, one call a policy, and store each as ``law``."""
     for group in _together(nodes, lambda node: (node.drafted, math.isnan(node.raised))):
-        q, policy = stacked(group, "target"), group[0].policy
-        if group[0].drafted:
-            alive, raised = (
-                q.new_tensor([getattr(node, name) for node in group])
-                for name in ("alive", "raised")
-            )
-            path = PathState(alive, None if math.isnan(group[0].raised) else raised)
-            h = group[0].verifier.emitted(policy, q, normalised(stacked(group, "offers")), path)
+        q, first = normalised(stacked(group, "q")), group[0]
+        if first.drafted:
+            alive, raised = q.new_tensor([[node.alive, node.raised] for node in group]).T
+            path = PathState(alive, None if math.isnan(first.raised) else raised)
+            h = first.verifier.emitted(first.policy, q, normalised(stacked(group, "offers")), path)
         else:
-            h = policy.undrafted(q)
-        for node, row in zip(group, h.detach().double(), strict=True):
-            node.__dict__["law"] = node.target if h is q else row
+            h = first.policy.undrafted(q)
+        laws = q if h is q else h.detach().double()
+        for node, target, law in zip(group, q, laws, strict=True):
+            node.__dict__["target"] = target
+            node.__dict__["law"] = target if h is q else law
 
 
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:

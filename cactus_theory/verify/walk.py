@@ -23,7 +23,7 @@ from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
-from cactus_theory.verify.node import Node, Residual, ask_together
+from cactus_theory.verify.node import Node, Residual, ask_recovered, ask_together
 
 # indices of entries of rows: of the batch, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -70,12 +70,17 @@ class Path:
             self.made[place] = self.walk.node(self, place)
         return self.made[place]
 
+    @property
+    def is_undecided(self) -> bool:
+        """Return whether the row that decides the next token holds NaN."""
+        return self.cut and self.accepted == self.count
+
     def end(self) -> None:
         """End after the accepted tokens, with one from what is left there.
 
         Where rounding leaves nothing it is drawn from q; NaN is no rounding.
         """
-        if self.cut and self.accepted == self.count:
+        if self.is_undecided:
             return
         node = self.node(self.accepted)
         residual = node.residual()
@@ -226,6 +231,8 @@ class Walk:
             waiting = [path for path, node in asked if node.exceeds(path.coins[path.accepted])]
             for path in waiting:
                 path.accepted += 1
+        ends = [path.node(path.accepted) for path in self.paths if not path.is_undecided]
+        ask_recovered(node for node in ends if node.token is not None and node.accepts_by_phi)
         for path in self.paths:
             path.end()
 
