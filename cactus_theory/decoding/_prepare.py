@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding._meter import Meter, TokenLog
-from cactus_theory.decoding._sampling import Coins, Warp
+from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._verification import RowPolicies
+from cactus_theory.decoding._verification import policies_of
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
@@ -47,12 +47,11 @@ class Opening:
             depths = range(1, self.width + 1)
             self.beside = max(self.drafter.nodes(depth) - depth for depth in depths)
         self.texts = opened_texts(self.models, input_ids, options, self.beside)
-        self.texts.stop, batch = options.stop, self.texts.batch
-        self.policies = RowPolicies(options.policies, self.texts)
-        self.coins = Coins(batch, options.seeds, self.texts.device)
+        self.policies = policies_of([text.rule for text in self.texts.all])
+        batch = self.texts.batch
         processors = Processors(options.logits_processor, batch, self.drafter is not None)
         if self.drafter is not None:
-            _check_support(self.policies.distinct, processors)
+            _check_support(self.policies, processors)
         self.warp = Warp(options.temperature, processors)
         self.meter: Meter | None = None
         if metered is not None:
@@ -89,7 +88,8 @@ def opened_texts(
     prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
     new, device = options.max_new_tokens, models[first].device
     given = None if all(map(all, visible)) else input_ids.to(device)
-    return Texts(prompts, new, options.ends(models[first]), device, beside, given)
+    own = options.policies, options.seeds, options.stop
+    return Texts(prompts, new, options.ends(models[first]), device, beside, given, *own)
 
 
 def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:

@@ -71,74 +71,62 @@ class Warp:
         return logits
 
 
-class Coins:
-    """Uniform float64 numbers of [0, 1), each row's from a stream of its own.
+# Coins are uniform float64 numbers of [0, 1), each text's from a stream of its own. A text takes a
+# number for every token it may draft, the verifier's coins for them, and one for the token that
+# follows, however many the other texts take. So it behaves as if alone. Streams are NumPy's: the
+# global state of either library is neither read nor changed.
 
-    A row takes one number for every token it may draft, the verifier's coins for them, and one
-    for the token that follows, however many the other rows take. So it behaves as if alone.
-    ``seeds`` are one for the first row (row b adds b), or those of all rows; NumPy's streams, so
-    that the global state of either library is neither read nor changed.
+
+def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
+    """Return a whole number below 2^53 for each text, the next one of its stream."""
+    seeds = [int(float(text.stream(1)[0]) * 2**53) for text in texts.rows]
+    return torch.tensor(seeds, device=texts.device)
+
+
+def toss(
+    texts: Texts, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (draft (B, K), accept (B, C), draw (B,)) for texts of these draft lengths.
+
+    ``coins`` returns how many acceptance coins a number of drafted tokens takes.
     """
+    width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
+    table = np.zeros((len(draft_lengths), count + 1))
+    fill(table, texts, width, draft_lengths, coins)
+    rows = torch.from_numpy(table).to(texts.device)
+    return rows[:, :width], rows[:, width:count], rows[:, -1]
 
-    def __init__(self, batch: int, seeds: int | Sequence[int], device: torch.device) -> None:
-        self.device = device
-        row_seeds = [seeds + row for row in range(batch)] if isinstance(seeds, int) else seeds
-        if len(row_seeds) != batch:
-            raise ValueError(
-                f"seed: must be one per row of input_ids ({batch}); got {len(row_seeds)}"
-            )
-        self.streams = [np.random.default_rng(seed).random for seed in row_seeds]
 
-    def seeds(self) -> Int[Tensor, "batch"]:
-        """Return a whole number below 2^53 for each row, the next one of its stream."""
-        seeds = [int(float(stream(1)[0]) * 2**53) for stream in self.streams]
-        return torch.tensor(seeds, device=self.device)
+def more_draws(
+    texts: Texts,
+    draw: Float[Tensor, "batch"],
+    draft_lengths: Sequence[int],
+    draws: Callable[[int], int],
+) -> Float[Tensor, "batch *draws"]:
+    """Return the draws with as many more columns as a verifier takes, tossed after them."""
+    counts = [draws(length) - 1 for length in draft_lengths]
+    if not any(counts):
+        return draw
+    table = np.zeros((len(counts), max(counts)))
+    for own, text, count in zip(table, texts.rows, counts, strict=True):
+        own[:count] = np.asarray(text.stream(count))
+    return torch.cat([draw[:, None], torch.from_numpy(table).to(texts.device)], 1)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        self.streams = [self.streams[row] for row in rows]
 
-    def toss(
-        self, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (draft (B, K), accept (B, C), draw (B,)) for rows of these draft lengths.
-
-        ``coins`` returns how many acceptance coins a number of drafted tokens takes.
-        """
-        width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
-        table = np.zeros((len(draft_lengths), count + 1))
-        self.fill(table, width, draft_lengths, coins)
-        rows = torch.from_numpy(table).to(self.device)
-        return rows[:, :width], rows[:, width:count], rows[:, -1]
-
-    def more_draws(
-        self,
-        draw: Float[Tensor, "batch"],
-        draft_lengths: Sequence[int],
-        draws: Callable[[int], int],
-    ) -> Float[Tensor, "batch *draws"]:
-        """Return the draws with as many more columns as a verifier takes, tossed after them."""
-        counts = [draws(length) - 1 for length in draft_lengths]
-        if not any(counts):
-            return draw
-        table = np.zeros((len(counts), max(counts)))
-        for row, (stream, count) in enumerate(zip(self.streams, counts, strict=True)):
-            table[row, :count] = np.asarray(stream(count))
-        return torch.cat([draw[:, None], torch.from_numpy(table).to(self.device)], 1)
-
-    def fill(
-        self,
-        table: np.ndarray,
-        width: int,
-        draft_lengths: Sequence[int],
-        coins: Callable[[int], int] = int,
-    ) -> None:
-        """Write coins into a table (B, width + C + 1); a row of draft length −1 takes none."""
-        for row, (stream, length) in enumerate(zip(self.streams, draft_lengths, strict=True)):
-            if length < 0:
-                continue
-            numbers = np.asarray(stream(length + coins(length) + 1))
-            table[row, :length], table[row, -1] = numbers[:length], numbers[-1]
-            table[row, width : width + coins(length)] = numbers[length:-1]
+def fill(
+    table: np.ndarray,
+    texts: Texts,
+    width: int,
+    draft_lengths: Sequence[int],
+    coins: Callable[[int], int] = int,
+) -> None:
+    """Write coins into a table (B, width + C + 1); a text of draft length −1 takes none."""
+    for own, text, length in zip(table, texts.rows, draft_lengths, strict=True):
+        if length < 0:
+            continue
+        numbers = np.asarray(text.stream(length + coins(length) + 1))
+        own[:length], own[-1] = numbers[:length], numbers[-1]
+        own[width : width + coins(length)] = numbers[length:-1]
 
 
 def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:

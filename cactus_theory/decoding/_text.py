@@ -1,28 +1,67 @@
-"""The token ids of a batch of texts in memory taken once, and what two models mean by an id."""
+"""The texts of a batch, a record each; their ids in memory taken once; what an id means."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from os.path import commonprefix
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from cactus_theory.base import defaults
+from cactus_theory.decoding._verification import Rule
 from cactus_theory.decoding.models import text_config
+from cactus_theory.decoding.readings import Kind
+from cactus_theory.decoding.schedule import Schedule, Spec
 
 # ids of a text and how many of them are its prompt's → whether the text ends here
 Stop = Callable[[Int[Tensor, "1 length"], int], bool]
 
 
+class Text:
+    """All that belongs to one text on the host.
+
+    Attributes
+    ----------
+    number : of the text in the batch that was given.
+    ids : prompt and settled tokens; ``length`` is how many of them drafted tokens follow.
+    prompt_length, limit : how many ids are the prompt's, and the most ids.
+    ended : whether the text has ended by itself.
+    rule : the policy or schedule along it, with its state.
+    stream : returns the next so many uniform numbers of the text's own.
+    rounds : (drafted, accepted, ended inside) → how many rounds did that.
+    """
+
+    def __init__(
+        self, number: int, prompt: Sequence[int], room: int, seed: int, rule: Rule
+    ) -> None:
+        self.number, self.ids, self.rule = number, list(prompt), rule
+        self.length = self.prompt_length = len(prompt)
+        self.limit, self.ended = self.length + room, False
+        self.stream: Callable[[int], Any] = np.random.default_rng(seed).random
+        self.rounds = Counter[Kind]()
+
+    @property
+    def room(self) -> int:
+        """Return the number of tokens the text may still get; 0 once it has ended."""
+        return 0 if self.ended else self.limit - self.length
+
+    @property
+    def new_ids(self) -> list[int]:
+        """Return the ids after the prompt."""
+        return self.ids[self.prompt_length :]
+
+
 class Texts:
     """Prompts and generated ids, each row from its own position 0: (B, longest + room).
 
-    ``lengths`` are settled tokens, which drafted ones follow; ``ids`` the same as lists, prompt
-    included; ``prompt_lengths`` those of the prompts. ``stop`` is called after every token of a
-    row, in addition to the end-of-text ids. ``capacity`` are the most positions of a row, ``last``
-    the last place of its memory: ``beside`` more, for drafted tokens of the same position.
-    ``given`` are the prompts with what is hidden from models; ``numbers`` those of the rows still
-    open in the batch that was given.
+    ``all`` are the texts, ``rows`` those that are still in the batch, by row. ``stop`` is called
+    after every token of a row, in addition to the end-of-text ids. ``capacity`` are the most
+    positions of a row, ``last`` the last place of its memory: ``beside`` more, for drafted tokens
+    of the same position. ``given`` are the prompts with what is hidden from models. ``policies``
+    are one for all, or one a text; ``seeds`` one for the first text (text b adds b), or one a text.
     """
 
     def __init__(
@@ -33,42 +72,45 @@ class Texts:
         device: torch.device,
         beside: int = 0,
         given: Int[Tensor, "batch length"] | None = None,
+        policies: Sequence[Spec | Schedule] = (defaults.POLICY,),
+        seeds: int | Sequence[int] = 0,
+        stop: Stop | None = None,
     ) -> None:
-        self.ids = [list(prompt) for prompt in prompts]
-        self.prompt_lengths = [len(prompt) for prompt in prompts]
-        self.limits = [length + room for length in self.prompt_lengths]
-        self.lengths = list(self.prompt_lengths)
-        self.ended = [False] * len(prompts)
-        self.given, self.numbers = given, list(range(len(prompts)))
+        batch, self.given, self.stop = len(prompts), given, stop
         self.eos, self.device = eos, device
-        self.stop: Stop | None = None
-        self.capacity = max(self.limits)
+        if len(policies) not in (1, batch):
+            raise ValueError(
+                f"policy: must be one or one per row of input_ids ({batch}); got {len(policies)}"
+            )
+        if isinstance(seeds, int):
+            seeds = range(seeds, seeds + batch)
+        if len(seeds) != batch:
+            raise ValueError(f"seed: must be one per row of input_ids ({batch}); got {len(seeds)}")
+        self.all: list[Text] = []
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            rule = Rule(policies[number % len(policies)], prompt)
+            self.all.append(Text(number, prompt, room, seed, rule))
+        self.rows = list(self.all)
+        self.capacity = max(text.limit for text in self.all)
         # one spare place takes what is drafted in a full row while other rows still draft
         self.last = self.capacity + beside
-        rows = [ids + [0] * (self.last + 1 - len(ids)) for ids in self.ids]
+        rows = [text.ids + [0] * (self.last + 1 - text.length) for text in self.all]
         self.buffer = torch.tensor(rows, dtype=torch.int64, device=device)
 
     @property
     def batch(self) -> int:
-        return len(self.ids)
+        return len(self.rows)
 
     @property
-    def open(self) -> bool:
-        return any(self.room(row) for row in range(self.batch))
+    def lengths(self) -> list[int]:
+        """Return by row the number of settled tokens, which drafted ones follow."""
+        return [text.length for text in self.rows]
 
     def keep(self, rows: Sequence[int]) -> None:
-        for name in ("ids", "prompt_lengths", "limits", "lengths", "ended", "numbers"):
-            values = getattr(self, name)
-            setattr(self, name, [values[row] for row in rows])
+        """Let the texts of all other rows leave the batch."""
+        self.rows = [self.rows[row] for row in rows]
         self.buffer[: len(rows)] = self.buffer[list(rows)]
         self.buffer = self.buffer[: len(rows)]
-
-    def room(self, row: int) -> int:
-        """Return the number of tokens a row may still get; 0 once its text has ended."""
-        return 0 if self.ended[row] else self.limits[row] - self.lengths[row]
-
-    def new_ids(self, row: int) -> list[int]:
-        return self.ids[row][self.prompt_lengths[row] :]
 
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> Int[Tensor, "batch most"]:
         """Return ``counts[b]`` ids from position ``starts[b]`` on, drafted ones included.
@@ -92,18 +134,18 @@ class Texts:
         self.buffer.scatter_(1, at.clamp_(max=self.last), token_ids)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
-        return self.buffer[row : row + 1, : self.lengths[row] + drafted]
+        return self.buffer[row : row + 1, : self.rows[row].length + drafted]
 
     def shown(self, row: int, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "1 shown"]:
         """Return ids of a row after its prompt as it was given, as ``generate`` shows them."""
         if self.given is None:
             return ids
-        prompt = self.given[self.numbers[row]][None]
-        return torch.cat([prompt, ids[:, self.prompt_lengths[row] :]], 1)
+        text = self.rows[row]
+        return torch.cat([self.given[text.number][None], ids[:, text.prompt_length :]], 1)
 
     def path_ids(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
         """Return a row's settled ids and some of its drafted ones, in the order of ``path``."""
-        length = self.lengths[row]
+        length = self.rows[row].length
         return self.buffer[row : row + 1, [*range(length), *(length + place for place in path)]]
 
     def settle(self, emitted: Sequence[Sequence[int]], last: Int[Tensor, "batch"]) -> list[int]:
@@ -118,13 +160,13 @@ class Texts:
 
     def append(self, row: int, ids: Sequence[int]) -> int:
         """Append ids that stand in the buffer to a row, up to its end; return how many."""
+        text, stop = self.rows[row], self.stop
         for count, token in enumerate(ids, 1):
-            self.ids[row].append(token)
-            self.lengths[row] += 1
-            stop, start = self.stop, self.prompt_lengths[row]
-            stopped = stop is not None and stop(self.prefix(row, 0).clone(), start)
-            self.ended[row] = stopped or token in self.eos
-            if self.ended[row]:
+            text.ids.append(token)
+            text.length += 1
+            stopped = stop is not None and stop(self.prefix(row, 0).clone(), text.prompt_length)
+            text.ended = stopped or token in self.eos
+            if text.ended:
                 return count
         return len(ids)
 

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.schedule import OnePolicy, Schedule
+from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
@@ -17,7 +16,7 @@ from cactus_theory.verify.node import Node
 class Rule:
     """A policy or a schedule along one text, with its state; foreign schedules see copies."""
 
-    def __init__(self, policy: Policy | Schedule, prompt: Sequence[int]) -> None:
+    def __init__(self, policy: Spec | Schedule, prompt: Sequence[int]) -> None:
         self.schedule = policy if isinstance(policy, Schedule) else OnePolicy(policy)
         self.policies = self.schedule.policies
         self.observes = type(self.schedule).observe is not Schedule.observe
@@ -32,15 +31,15 @@ class Rule:
         self.state = self.schedule.advance(self.state, list(new_ids))
 
 
-def policies_of(followed: Sequence[Rule]) -> tuple[Policy, ...]:
+def policies_of(rules: Sequence[Rule]) -> tuple[Policy, ...]:
     policies: list[Policy] = []
-    for own in followed:
-        policies += [policy for policy in own.policies if policy not in policies]
+    for rule in rules:
+        policies += [policy for policy in rule.policies if policy not in policies]
     return tuple(policies)
 
 
 def assigned(
-    followed: Sequence[Rule],
+    rules: Sequence[Rule],
     policies: tuple[Policy, ...],
     q: Float[Tensor, "batch K1 vocab"],
     draft: Draft,
@@ -49,31 +48,10 @@ def assigned(
     if len(policies) == 1:
         return Assignment(policies)
     chosen, nodes = [], dict[tuple[int, int], Node]()
-    for row, own in enumerate(followed):
+    for row, own in enumerate(rules):
         numbers = draft.token_ids.new_tensor([policies.index(policy) for policy in own.policies])
         given = q[row : row + 1], draft.of_text(row), verifier
         choice, of_row = own.schedule.choose_by_nodes(own.state, *given)
         chosen.append(numbers[choice])
         nodes |= {(row, number): node for number, node in of_row.items()}
     return Assignment(policies, torch.stack(chosen), nodes or None)
-
-
-class RowPolicies:
-    """The policy or schedule of each text: one for all, or one a row; ``distinct`` lists them."""
-
-    def __init__(self, policies: Sequence[Policy | Schedule], texts: Texts) -> None:
-        if len(policies) not in (1, texts.batch):
-            raise ValueError(
-                f"policy: must be one or one per row of input_ids ({texts.batch}); "
-                f"got {len(policies)}"
-            )
-        of_row = list(policies) * (texts.batch // len(policies))
-        self.followed = [Rule(*pair) for pair in zip(of_row, texts.ids, strict=True)]
-        self.distinct = policies_of(self.followed)
-
-    @property
-    def observing(self) -> bool:
-        return any(own.observes for own in self.followed)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        self.followed = [self.followed[row] for row in rows]

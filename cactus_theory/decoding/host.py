@@ -9,6 +9,7 @@ from torch import Tensor
 from cactus_theory.base.copies import copied
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._prepare import Opening
+from cactus_theory.decoding._sampling import more_draws, toss
 from cactus_theory.decoding._verification import assigned
 from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters._base import fed_parents, nothing
@@ -44,7 +45,6 @@ class HostRounds(Rounds):
             model, texts, self.warp, self.clock, opening.width, fast, self.target
         )
         self.drafting = None if drafter is None else drafter.begin(setting)
-        self.batch = texts.batch
 
     @property
     def calls(self) -> tuple[int, int]:
@@ -55,13 +55,13 @@ class HostRounds(Rounds):
         """Give every text that is not finished at least one token; return the new ids of all."""
         before = dict(self.clock.parts)
         texts, width = self.texts, self.opening.width
-        draft_lengths = [min(width, texts.room(row) - 1) for row in range(texts.batch)]
-        draft_coins, accept, draw = self.coins.toss(draft_lengths, self._coins)
-        draw = self.coins.more_draws(draw, draft_lengths, self.verifier.draws)
+        draft_lengths = [min(width, text.room - 1) for text in texts.rows]
+        draft_coins, accept, draw = toss(texts, draft_lengths, self._coins)
+        draw = more_draws(texts, draw, draft_lengths, self.verifier.draws)
         draft = self._propose(draft_lengths, draft_coins)
         q = self._score(draft)
-        policies = self.policies
-        judges = assigned(policies.followed, policies.distinct, q, draft, self.verifier)
+        rules = [text.rule for text in texts.rows]
+        judges = assigned(rules, self.policies, q, draft, self.verifier)
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
         with one_thread():
@@ -74,40 +74,36 @@ class HostRounds(Rounds):
                 raise self.failure(row, q[row], p, range(len(ids) - 1, draft.lengths[row] + 1))
         new = self._settle(tokens, verdict)
         if self.options.callbacks.on_rows is not None:
-            counts = map(len, map(texts.new_ids, range(len(new))))
-            earlier = [after - len(ids) for after, ids in zip(counts, new, strict=True)]
-            self.options.callbacks.on_rows(*copied((q, draft, self.text_numbers, earlier)))
+            pairs = zip(texts.rows, new, strict=True)
+            earlier = [len(text.new_ids) - len(ids) for text, ids in pairs]
+            numbers = [text.number for text in texts.rows]
+            self.options.callbacks.on_rows(*copied((q, draft, numbers, earlier)))
         self.measure(verdict, new)
-        for own, ids in zip(policies.followed, new, strict=True):
-            own.advance(ids)
-        kinds = Counter(map(self.count, self.text_numbers, draft.longest, tokens, new))
+        for rule, ids in zip(rules, new, strict=True):
+            rule.advance(ids)
+        kinds = Counter(map(self.count, texts.rows, draft.longest, tokens, new))
         if self.options.callbacks.on_round is not None:
             done = Reading(kinds, sum(map(len, new))), self.clock.seconds(before)
             self.options.callbacks.on_round(*done)
             self.clock.lap("callback")
-        new_of_all: list[list[int]] = [[] for _ in range(self.batch)]
-        for text, ids in zip(self.text_numbers, new, strict=True):
-            new_of_all[text] = list(ids)
+        new_of_all: list[list[int]] = [[] for _ in texts.all]
+        for text, ids in zip(texts.rows, new, strict=True):
+            new_of_all[text.number] = list(ids)
         self._retire()
         return new_of_all
 
     def _retire(self) -> None:
-        texts = self.texts
-        opened = [texts.room(row) > 0 for row in range(texts.batch)]
+        opened = [text.room > 0 for text in self.texts.rows]
         if all(opened):
             return
-        for row, on in enumerate(opened):
-            if not on:
-                self.finished[self.text_numbers[row]] = (texts.new_ids(row), texts.ended[row])
         rows = [row for row, on in enumerate(opened) if on]
         movers = [row for row in rows if row >= len(rows)]  # they fill the gaps, so that few move
         rows = [row if on else movers.pop() for row, on in enumerate(opened[: len(rows)])]
         if not rows:
             return
-        for part in (texts, self.target, self.coins, self.policies, self.drafting):
+        for part in (self.texts, self.target, self.drafting):
             if part is not None:
                 part.keep(rows)
-        self.text_numbers = [self.text_numbers[row] for row in rows]
 
     def _propose(self, draft_lengths: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         if self.drafting is None or not any(draft_lengths):
@@ -141,7 +137,7 @@ class HostRounds(Rounds):
 
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
         """Append the tokens of each row and roll the models back to them."""
-        texts, before = self.texts, list(self.texts.lengths)
+        texts, before = self.texts, self.texts.lengths
         if verdict.path is not None:  # the draft stands in the texts in its own order
             texts.propose_all(verdict.accepted_token_ids)
         taken = texts.settle(tokens, verdict.last)

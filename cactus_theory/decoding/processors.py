@@ -69,7 +69,7 @@ class Places:
 
     def reached(self, row: int) -> Iterator[int]:
         """Yield offsets, but for those behind an end of text or a token without a logit."""
-        tokens, lost = self.texts.buffer[row, self.texts.lengths[row] :].tolist(), set[int]()
+        tokens, lost = self.texts.buffer[row, self.texts.rows[row].length :].tolist(), set[int]()
         for offset in self.offsets(row):
             ends = not self.texts.eos.isdisjoint(tokens[: self.first])
             if offset and self.draft is not None:
@@ -134,7 +134,7 @@ class Processors:
                 ids = places.ids(row, offset)
                 groups[ids.shape[1]].append((row, offset, ids))
         for rows, offsets, ids in (zip(*some, strict=True) for some in groups.values()):
-            few = self._of(one, [places.texts.numbers[row] for row in rows])
+            few = self._of(one, [places.texts.rows[row].number for row in rows])
             scores = places.logits[list(rows), list(offsets)]
             places.logits[list(rows), list(offsets)] = few(torch.cat(ids), scores)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._prepare import HALF, Opening, dtype_of
+from cactus_theory.decoding._text import Text
 from cactus_theory.decoding.models.projections import preparing
 from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading
@@ -55,7 +56,7 @@ class DecodingError(RuntimeError):
 
 
 class Rounds(ABC):
-    """Rounds until every text has ended; ``text_numbers`` are those of the rows still open.
+    """Rounds until every text has ended.
 
     ``HostRounds`` and ``DeviceRounds`` draft and verify one; counts, meter and result are here.
     """
@@ -67,21 +68,18 @@ class Rounds(ABC):
                 warm()
         self.opening, self.options = opening, opening.options
         self.verifier = self.options.parsed_verifier
-        self.texts, self.coins, self.policies = opening.texts, opening.coins, opening.policies
+        self.texts, self.policies = opening.texts, opening.policies
+        self.observing = any(text.rule.observes for text in self.texts.all)
         self.meter = opening.meter
         recorded = opening.drafter is not None and self.options.record_rows
         self.recorder: list[Node] | None = [] if recorded else None
-        self.text_numbers = list(range(self.texts.batch))
-        self.kinds = [Counter[Kind]() for _ in self.text_numbers]
-        # number of a text → (new ids, whether it ended by itself)
-        self.finished: dict[int, tuple[list[int], bool]] = {}
 
     def run(self) -> GenerationResult:
         """Decode until every row has ended or is full."""
         on_tokens, single = self.options.callbacks.on_tokens, self.texts.batch == 1
         self.clock.lap("other")
         self.clock.set_apart(preparing.seconds - self.prepared)
-        while self.texts.open:
+        while any(text.room for text in self.texts.rows):
             new = self.round()
             if on_tokens is not None:
                 on_tokens(new[0] if single else new)
@@ -97,11 +95,12 @@ class Rounds(ABC):
     def calls(self) -> tuple[int, int]:
         """Return the forward passes of the target and of the draft so far."""
 
-    def count(self, text: int, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
+    @staticmethod
+    def count(text: Text, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
         """Count a round of a text that took ``emitted`` of its verified ``tokens``."""
         accepted = min(len(tokens) - 1, len(emitted))
         kind = drafted, accepted, len(emitted) < len(tokens)
-        self.kinds[text][kind] += 1
+        text.rounds[kind] += 1
         return kind
 
     @one_thread()
@@ -111,18 +110,19 @@ class Rounds(ABC):
         ``new`` are the tokens that each text took, perhaps none.
         """
         meter, recorder = self.meter, self.recorder
-        if meter is None and recorder is None and not self.policies.observing:
+        if meter is None and recorder is None and not self.observing:
             return
-        for row, ids in enumerate(new):
+        for row, (text, ids) in enumerate(zip(self.texts.rows, new, strict=True)):
             if not ids:
                 continue
-            nodes, text = verdict.nodes(row)[: len(ids)], self.text_numbers[row]
-            self.policies.followed[row].observe(nodes)
+            nodes = verdict.nodes(row)[: len(ids)]
+            text.rule.observe(nodes)
             if recorder is not None:
                 recorder += [node.copy() for node in nodes if node.drafted]
             if meter is not None:
-                before = len(self.texts.new_ids(row)) - len(ids)
-                meter.add(nodes, [(text, before + at, token) for at, token in enumerate(ids)])
+                before = len(text.new_ids) - len(ids)
+                places = enumerate(ids, before)
+                meter.add(nodes, [(text.number, at, token) for at, token in places])
         self.clock.lap("meter")
 
     def failure(
@@ -133,9 +133,6 @@ class Rounds(ABC):
         places: range,
     ) -> DecodingError:
         """Return the error for a row that got no token; ``places`` of its rows may be to blame."""
-        before = [self.texts.new_ids(text) for text in range(self.texts.batch)]
-        for text, ids in zip(self.text_numbers, before, strict=True):
-            self.finished.setdefault(text, (ids, False))
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors.all
         causes = [f"a logits processor ({', '.join(map(name_of, processors))})"] * bool(processors)
@@ -145,19 +142,20 @@ class Rounds(ABC):
             causes.append("weights that hold NaN")
             if model.dtype in HALF:
                 causes.append(f"an overflow of {dtype_of([model])}")
-        text, position = self.text_numbers[row], len(before[row]) + place
+        text = self.texts.rows[row]
+        number, position = text.number, len(text.new_ids) + place
         message = (
-            f"{name}: new token {position} of text {text} has no law, as its row holds NaN or "
+            f"{name}: new token {position} of text {number} has no law, as its row holds NaN or "
             f"leaves no token possible; likely cause: {' or '.join(causes)}. What was decoded "
             "before is in the error's result"
         )
-        return DecodingError(message, text, position, self.result())
+        return DecodingError(message, number, position, self.result())
 
     def result(self) -> GenerationResult:
         """Return tokens and statistics."""
-        finished = [self.finished[text] for text in range(len(self.kinds))]
-        new, ended = zip(*finished, strict=True)
-        rounds, longest = sum(self.kinds, Counter()), max(map(len, new))
+        own = [(text.new_ids, text.ended, text.rounds) for text in self.texts.all]
+        new, ended, kinds = zip(*own, strict=True)
+        rounds, longest = sum(kinds, Counter()), max(map(len, new))
         reading = Reading(rounds, sum(map(len, new)))
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         token_ids = torch.tensor(padded, dtype=torch.int64, device="cpu")
@@ -172,9 +170,7 @@ class Rounds(ABC):
             measured["rows"] = self.recorder
         self.clock.lap("meter")
         seconds = self.clock.seconds()
-        return GenerationResult(
-            token_ids, ended, tuple(self.kinds), *self.calls, seconds, reading, **measured
-        )
+        return GenerationResult(token_ids, ended, kinds, *self.calls, seconds, reading, **measured)
 
 
 def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:

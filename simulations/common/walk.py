@@ -61,9 +61,9 @@ def walked(
         laws = laws_of(policy, q, p)
         coins = torch.rand(len(q), dtype=torch.float64, generator=generator)
         tokens = pick(torch.stack([node.law for node in laws]), coins.to(q.device))
-        yield Step(list(texts.numbers), q, p, laws, tokens)
+        yield Step([text.number for text in texts.rows], q, p, laws, tokens)
         texts.settle(tokens[:, None].tolist(), tokens)
-        still = [row for row in range(texts.batch) if texts.room(row)]
+        still = [row for row, text in enumerate(texts.rows) if text.room]
         for part in (texts, *models) if len(still) < texts.batch else ():
             part.keep(still)
 

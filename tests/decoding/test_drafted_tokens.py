@@ -10,8 +10,7 @@ import itertools
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, generate
-from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, _sampling, generate
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import siblings
 from cactus_theory.decoding.drafters.model import ModelDrafting
@@ -168,15 +167,15 @@ def test_a_number_shared_by_drafter_and_verifier_is_noticed(pair):
 
 @pytest.mark.parametrize("singly", [False, True])
 def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly):
-    toss = Coins.toss
+    toss = _sampling.toss
 
-    def shared(self, wanted, coins=int):
-        draft, accept, draw = toss(self, wanted, coins)
+    def shared(texts, wanted, coins=int):
+        draft, accept, draw = toss(texts, wanted, coins)
         if (len(wanted) == 1) == singly:
             draw = draft[:, 0]
         return draft, accept, draw
 
-    monkeypatch.setattr(Coins, "toss", shared)
+    monkeypatch.setattr(_sampling, "toss", shared)
     with pytest.raises(AssertionError, match="a uniform number must be used once"):
         assert_drafter_properties(pair[1], pair[0], rounds=1)
 

@@ -60,8 +60,8 @@ def test_ngrams_of_a_growing_text_equal_a_fresh_index():
     texts = Texts([ids[:1]], 80, frozenset(), torch.device("cpu"))
     drafting = NGramDrafting(texts, range(3, 0, -1))
     for token in ids[1:]:
-        texts.ids[0].append(token)
-        assert drafting.look_up(0, 5) == looked_up(texts.ids[0], 5)
+        texts.rows[0].ids.append(token)
+        assert drafting.look_up(0, 5) == looked_up(texts.rows[0].ids, 5)
 
 
 def test_an_ngram_decode_makes_no_draft_calls(tiny):

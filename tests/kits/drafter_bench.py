@@ -151,13 +151,13 @@ class _Fed:
 
 
 def _feed(target: CachedModel, texts: Texts) -> None:
-    counts = [len(ids) - 1 - length for ids, length in zip(texts.ids, target.lengths, strict=True)]
+    counts = [own - 1 - fed for own, fed in zip(texts.lengths, target.lengths, strict=True)]
     if any(counts):
         target.feed(texts.take(target.lengths, counts), counts, [1] * len(counts))
 
 
 def _proposed(texts: Texts, drafting: Drafting, lengths: list[int], coins: Tensor) -> RecordedDraft:
-    before = [list(ids) for ids in texts.ids]
+    before = [list(text.ids) for text in texts.rows]
     draft = copied(drafting.propose(lengths, coins))
     place = torch.tensor(texts.lengths)[:, None] + torch.arange(draft.token_ids.shape[1])
     written = texts.buffer.gather(1, place.clamp(max=texts.buffer.shape[1] - 1))
@@ -217,7 +217,8 @@ def decoded(
     )
     ids = torch.tensor([prompt] * len(numbers))
     opening = Opening(bench.target_model, bench.drafter, ids, options)
-    opening.coins.streams = [stream(torch.tensor(row, dtype=torch.float64)) for row in numbers]
+    for text, row in zip(opening.texts.rows, numbers, strict=True):
+        text.stream = stream(torch.tensor(row, dtype=torch.float64))
     rounds = HostRounds(opening)
     if bench.reads:  # as if a round had been there before
         _feed(rounds.target, rounds.texts)

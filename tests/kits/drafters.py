@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding._sampling import Coins
+from cactus_theory.decoding import _sampling
+from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._decisions import PathState
@@ -156,10 +157,13 @@ def deterministic_drafts_do_not_depend_on_the_coins(seen: Bench) -> Iterator[Bou
 def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
     """In a round of decoding no uniform number of a stream is used twice."""
     for lengths in (LENGTHS, LENGTHS[:1]):
-        coins = Coins(len(lengths), 0, torch.device("cpu"))
-        coins.streams = [stream(1 + torch.arange(64.0).double()) for _ in lengths]
-        draft, accept, draw = coins.toss(lengths, seen.accepting)
-        draw = coins.more_draws(draw, lengths, seen.verifier.draws).reshape(len(lengths), -1)
+        texts = Texts([[0] for _ in lengths], 1, frozenset(), torch.device("cpu"))
+        for text in texts.rows:
+            text.stream = stream(1 + torch.arange(64.0).double())
+        draft, accept, draw = _sampling.toss(texts, lengths, seen.accepting)
+        draw = _sampling.more_draws(texts, draw, lengths, seen.verifier.draws).reshape(
+            len(lengths), -1
+        )
         for row, length in enumerate(lengths):
             parts = draft[row, :length], accept[row, : seen.accepting(length)]
             used = torch.cat([*parts, draw[row, : seen.verifier.draws(length)]])

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cactus_theory.decoding._prepare import Opening
+from cactus_theory.decoding._sampling import seeds_of
 from cactus_theory.decoding.device.loop import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
@@ -54,15 +55,15 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' step where it is to verify, and the name of the loop for the result."""
-    options, policies, coins = opening.options, opening.policies.distinct, opening.coins
+    options, policies, device = opening.options, opening.policies, opening.texts.device
     device_loop, temperature = options.device_loop, options.temperature
     judge = options.parsed_verifier
-    if device_loop == "torch" or (device_loop != "kernels" and not captures(coins.device)):
+    if device_loop == "torch" or (device_loop != "kernels" and not captures(device)):
         return None, "device"
-    reason = obstacle(policies, judge, models, coins.device, temperature)
+    reason = obstacle(policies, judge, models, device, temperature)
     if reason is None:
         vocab = text_config(models[0]).vocab_size
-        seeds, width = coins.seeds(), opening.width
+        seeds, width = seeds_of(opening.texts), opening.width
         return kernel_step(policies[0], judge.spec, seeds, temperature, width, vocab), BY_KERNELS
     if device_loop == "kernels":
         raise ValueError(f"device_loop: must not be 'kernels' here, {reason}")
@@ -80,7 +81,7 @@ def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
         yield "where a drafter is more than a model"
     if opening.warp.processors.all:
         yield "where logits processors apply"
-    if any(not isinstance(own.schedule, OnePolicy) for own in opening.policies.followed):
+    if any(not isinstance(text.rule.schedule, OnePolicy) for text in texts.all):
         yield "where a schedule chooses policies"
     if options.parsed_verifier.drafts != ("chain",):
         yield f"where {options.parsed_verifier.spec} may walk trees"

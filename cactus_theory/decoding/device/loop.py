@@ -1,17 +1,20 @@
 """A round on a device, the host's part: coins and lengths in, one read out."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from cactus_theory.decoding._prepare import Opening
+from cactus_theory.decoding._sampling import fill
 from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._verification import RowPolicies
 from cactus_theory.decoding.device.round import Inputs, Outcome, Round, StaticForward, captures
 from cactus_theory.decoding.device.verify import VerifyStep, probabilities, torch_step
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.rounds import Rounds
+from cactus_theory.policies import Policy
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
 
@@ -32,7 +35,7 @@ class DeviceRounds(Rounds):
         texts, width = self.texts, opening.width
         self.width, self.device, self.rounds = width, texts.device, 0
         self.temperature = self.options.temperature
-        self.assigned = Assignment(self.policies.distinct, _choice(self.policies, texts, width))
+        self.assigned = Assignment(self.policies, _choice(self.policies, texts, width))
         models = [opening.target_model]
         if isinstance(opening.drafter, ModelDrafter):
             models.append(opening.drafter.model)
@@ -72,8 +75,8 @@ class DeviceRounds(Rounds):
     def round(self) -> Tokens:
         """Give every open text at least one token; return the new ids of all."""
         texts = self.texts
-        draft_lengths = [min(self.width, texts.room(row) - 1) for row in range(texts.batch)]
-        self.coins.fill(self.inputs.table, self.width, draft_lengths, self.verifier.coins)
+        draft_lengths = [min(self.width, text.room - 1) for text in texts.rows]
+        fill(self.inputs.table, texts, self.width, draft_lengths, self.verifier.coins)
         drafted = [max(length, 0) for length in draft_lengths]
         self.inputs.upload([self._row(row, length) for row, length in enumerate(drafted)])
         end = _whole_buckets(max(texts.lengths) + self.width)
@@ -93,9 +96,7 @@ class DeviceRounds(Rounds):
         for row, ids in enumerate(tokens):
             if draft_lengths[row] >= 0:
                 new[row] = ids[: texts.append(row, ids)]
-                self.count(row, drafted[row], ids, new[row])
-                if not texts.room(row):
-                    self.finished[row] = texts.new_ids(row), texts.ended[row]
+                self.count(texts.rows[row], drafted[row], ids, new[row])
         self.clock.lap("other")
         if self.meter is not None and self.width:
             q, p = self._rows(outcome)
@@ -107,7 +108,7 @@ class DeviceRounds(Rounds):
         return new
 
     def _row(self, row: int, drafted: int) -> list[int]:
-        ids = self.texts.ids[row]
+        ids = self.texts.rows[row].ids
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
 
     def _rows(self, outcome: Outcome) -> tuple[Tensor, Tensor | None]:
@@ -130,9 +131,9 @@ def _whole_buckets(positions: int) -> int:
     return -(-positions // BUCKET) * BUCKET
 
 
-def _choice(policies: RowPolicies, texts: Texts, width: int) -> Tensor | None:
+def _choice(policies: Sequence[Policy], texts: Texts, width: int) -> Tensor | None:
     """Return the policy's number for each drafted token (B, K), None if there is one policy."""
-    if len(policies.distinct) == 1:
+    if len(policies) == 1:
         return None
-    numbers = [policies.distinct.index(own.policies[0]) for own in policies.followed]
+    numbers = [policies.index(text.rule.policies[0]) for text in texts.rows]
     return torch.tensor(numbers, device=texts.device)[:, None].repeat(1, width)

@@ -64,7 +64,7 @@ class NGramDrafting(Drafting):
 
     def look_up(self, row: int, count: int) -> list[int]:
         """Return up to ``wanted`` tokens for a row."""
-        ids = self.texts.ids[row]
+        ids = self.texts.rows[row].ids
         self._index(row, ids)
         for size in self.sizes:
             followers = self.tables[row].get(tuple(ids[-size:])) if len(ids) > size else None
@@ -78,7 +78,7 @@ class NGramDrafting(Drafting):
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
-        others, context = [], list(self.texts.ids[row])
+        others, context = [], list(self.texts.rows[row].ids)
         for token in path:
             tokens = {token: None}
             for size in self.sizes:

@@ -84,7 +84,7 @@ class SiblingsDrafting(Drafting):
         trunk = self.inner.propose(wanted, coins)
         self.calls = self.inner.calls
         paths = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
-        self.paths, self.before = [ids[:count] for ids, count in paths], list(self.texts.lengths)
+        self.paths, self.before = [ids[:count] for ids, count in paths], self.texts.lengths
         if not (self.m and any(trunk.lengths)):
             return trunk
         if trunk.probs is None:
@@ -103,14 +103,15 @@ class SiblingsDrafting(Drafting):
 
         It takes what is settled for its path and one token more, and reads the rest later.
         """
-        texts, lengths = self.texts, list(self.texts.lengths)
-        for row, (path, start) in enumerate(zip(self.paths, self.before, strict=True)):
-            new = texts.ids[row][start:]
+        shown = zip(self.texts.rows, self.paths, self.before, strict=False)
+        for text, path, start in shown:
+            new = text.ids[start:]
             same = (token == drafted for token, drafted in zip(new, path, strict=False))
             agreed = next((place for place, equal in enumerate(same) if not equal), len(path))
-            texts.lengths[row] = min(lengths[row], start + agreed + 1)
+            text.length = min(text.length, start + agreed + 1)
         self.inner.settle()
-        texts.lengths[:] = lengths
+        for text in self.texts.rows:
+            text.length = len(text.ids)
         self.paths, self.before = [], []  # a round may draft nothing
 
 
