@@ -1,17 +1,16 @@
-"""Serve with a policy of this package on vLLM.
+r"""Serve with a policy of this package on vLLM.
 
 ``register`` is the entry point ``cactus_theory`` of the group ``vllm.general_plugins``: vLLM calls
 it in every process, before engines are made. Unless ``CACTUS_POLICY`` is set it loads neither torch
 nor vLLM, and does nothing but look for misspelt settings::
 
-    CACTUS_POLICY=band:price=2.0 vllm serve TARGET --speculative-config '{"method": "draft_model",
-        "model": "DRAFT", "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
+    VLLM_USE_V2_MODEL_RUNNER=0 CACTUS_POLICY=band:price=2.0 vllm serve TARGET \
+        --speculative-config '{"method": "draft_model", "model": "DRAFT",
+        "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
 
 ``VLLM_PLUGINS``, where it is set, must name ``cactus_theory``; a server that it leaves out is not
 changed.
 """
-
-from contextlib import suppress
 
 from cactus_theory.vllm import replace, settings
 
@@ -26,13 +25,9 @@ def register() -> None:
         server_settings = settings.read()
         if server_settings is None:
             return
-        from cactus_theory.vllm import model_runner_v2
         from cactus_theory.vllm.install import install
 
         install(server_settings)
-        # where it fails, require_hook stops the servers that need it
-        with suppress(ImportError, replace.UnknownVersion):
-            model_runner_v2.install(server_settings)
     except (ValueError, replace.UnknownVersion) as error:
         replace.stop(str(error))
     except ImportError as error:

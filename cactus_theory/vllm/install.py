@@ -18,7 +18,6 @@ from cactus_theory.vllm.accounts import reporter_of
 from cactus_theory.vllm.metrics import Reporter
 from cactus_theory.vllm.model_runner_v1 import Hook
 from cactus_theory.vllm.replace import (
-    UnknownVersion,
     require_names,
     require_parameters,
     served_name,
@@ -26,7 +25,7 @@ from cactus_theory.vllm.replace import (
     unknown_version,
     wrapped,
 )
-from cactus_theory.vllm.settings import PROCESSOR, Settings, refuse_accounts
+from cactus_theory.vllm.settings import Settings
 
 # of the function that is replaced: the hook takes them by the same names, and passes others on
 PARAMETERS = tuple(signature(Hook.rejection_sample).parameters)[1:-2]
@@ -37,7 +36,7 @@ ENDS = "cactus_ends"  # our own attribute of a scheduler and of what it tells a 
 PARTIAL = "discard_request_mask"  # of a runner: requests whose prompts go on after this step
 METADATA = ("temperature", "all_greedy", "all_random", "generators")
 LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
-DRAFTS = ("draft_sample_method", "rejection_sample_method", "num_speculative_tokens")
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # 0: model runner V1; without it vLLM chooses
 SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where processes of a server share counters
 
 
@@ -72,6 +71,7 @@ def check_names(module: Any, worker: Any) -> None:
 
     And unless the sampler looks the function up in its module, by name.
     """
+    from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
     from vllm.v1.core.sched.output import SchedulerOutput  # pyright: ignore[reportMissingImports]
@@ -89,6 +89,7 @@ def check_names(module: Any, worker: Any) -> None:
     require_names(worker.CachedRequestState, "sampling_params")
     require_names(SamplingParams, "verify", "extra_args")
     require_names(EngineArgs, "create_engine_config")
+    require_names(VllmConfig, "use_v2_model_runner")
     forward = module.RejectionSampler.forward
     is_named = "rejection_sample" in forward.__code__.co_names
     if not is_named or forward.__globals__ is not vars(module):
@@ -188,40 +189,26 @@ def _wrap_front(
     @wrapped(EngineArgs, "create_engine_config")
     def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
         config = original(engine_args, *args, **kwargs)
-        check_config(config, warn, settings)
+        check_config(config, warn)
         if config.speculative_config is not None and not said:
             show_info(settings, config, log, warn)
             said.append(True)
         return config
 
 
-def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -> None:
+def check_config(config: Any, warn: Callable[[str], None]) -> None:
     """Stop the start-up with one line where the hook would be bypassed or contradicted.
 
     A server without drafts is let through with a warning: it emits the target's own law.
     """
-    speculative, on_v2 = config.speculative_config, getattr(config, "use_v2_model_runner", False)
-    loaded = getattr(config.model_config, "logits_processors", None) or ()
-    with_processor = any(PROCESSOR.rpartition(":")[2] in str(processor) for processor in loaded)
-    if with_processor and not on_v2:
+    if config.use_v2_model_runner:
         stop(
-            "CactusLogitsProcessor is for model runner V2, and this server has V1, where "
-            "CACTUS_POLICY alone decides drafts: leave --logits-processors out"
+            f"{RUNNER}: must be 0 with CACTUS_POLICY, whose hook is in model runner V1 alone; "
+            f"got {os.environ.get(RUNNER, 'no value')}, with which vLLM takes model runner V2"
         )
-    if speculative is None:
+    if config.speculative_config is None:
         return warn("cactus-theory: CACTUS_POLICY is set and this server drafts nothing")
-    if on_v2:
-        try:
-            refuse_accounts(settings.cap is not None, settings.readings)
-            if with_processor:
-                drafts_of(config)
-                return None
-        except (ValueError, UnknownVersion) as error:
-            stop(str(error))
-        from cactus_theory.vllm.model_runner_v2 import require_hook
-
-        require_hook(warn)
-    method = getattr(speculative, "rejection_sample_method", LAWFUL)
+    method = getattr(config.speculative_config, "rejection_sample_method", LAWFUL)
     if method != LAWFUL:
         stop(
             f"rejection_sample_method must be {LAWFUL} with CACTUS_POLICY; got {method} "
@@ -232,28 +219,6 @@ def check_config(config: Any, warn: Callable[[str], None], settings: Settings) -
             "this CPU build of vllm scales logits with memory that it has not written "
             "(vLLM issue 55005), so its target law is not defined; serve a version with the fix"
         )
-
-
-def drafts_of(vllm_config: Any) -> int:
-    """Return the most tokens that are drafted, 0 without speculation.
-
-    ValueError for drafts that are sampled and for an engine whose own method is not lossless.
-    """
-    drafts = vllm_config.speculative_config
-    if drafts is None:
-        return 0
-    require_names(drafts, *DRAFTS)
-    if drafts.draft_sample_method != "greedy":
-        raise ValueError(
-            "draft_sample_method: must be greedy for CactusLogitsProcessor, since a biased logit "
-            f"is the law of deterministic drafts alone; got {drafts.draft_sample_method!r}"
-        )
-    if drafts.rejection_sample_method not in (LAWFUL, "block"):
-        raise ValueError(
-            "rejection_sample_method: must be standard or block for CactusLogitsProcessor, since "
-            f"the engine has to be lossless; got {drafts.rejection_sample_method!r}"
-        )
-    return drafts.num_speculative_tokens
 
 
 def _temperature_arrives() -> bool:
@@ -294,8 +259,7 @@ def show_info(
     gauge.labels(**labels, model_name=served_name(config)).set(1)
     said = labels | {"readings": settings.readings or "off"}
     log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in said.items()))
-    apart = envs.VLLM_ENABLE_V1_MULTIPROCESSING and not os.environ.get(SHARED)
-    if apart and not getattr(config, "use_v2_model_runner", False):
+    if envs.VLLM_ENABLE_V1_MULTIPROCESSING and not os.environ.get(SHARED):
         warn(
             "cactus-theory: /metrics will not show the counters, which stay in the engine's own "
             f"process: set {SHARED} to an empty folder"

@@ -30,7 +30,6 @@ from cactus_theory.verify.draft import Verdict
 from cactus_theory.vllm.accounts import End, Request
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
-from cactus_theory.vllm.replace import refuse_other_rules
 from cactus_theory.vllm.settings import LONGEST_LINE, Settings
 
 LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
@@ -76,7 +75,12 @@ class Hook:
         self.calls += 1
         arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
         arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
-        refuse_other_rules(kwargs, LOSSY_RULES)
+        for name in LOSSY_RULES:
+            if kwargs.get(name):
+                raise RuntimeError(
+                    f"{name}: a rule of vLLM's own cannot decide together with a policy of "
+                    f"cactus-theory; got {kwargs[name]!r}; unset it or CACTUS_POLICY"
+                )
         if sampling_metadata.all_greedy:
             output = self.original(*arguments, *args, **kwargs)
             if self.settings.readings:

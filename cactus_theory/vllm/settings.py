@@ -32,10 +32,8 @@ KEYS = ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # of ``extra_args``
 SPECULATIVE = "speculative"  # what every request may ask for
 OFFERED = re.compile(r"\s*([A-Za-z0-9_.-]{1,40})\s*=\s*(\S.*?)\s*", flags=re.S)
 LOG = "log"
-# logits processor that decides deterministic drafts of model runner V2
-PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 MOST_CAP = 1e6  # largest cap of a request, in nats a token
-# highest temperature T: a bias T ln r stays far inside float32, and rows are uniform long before
+# highest temperature: rows are uniform long before; one beyond float32 would make −∞/∞ of a mask
 HOTTEST = 1e6
 MEASURED = 16  # one verified row in so many is measured: a large row costs a batch's verification
 LONGEST_LINE = 1000  # most characters of a refusal
@@ -46,7 +44,7 @@ class Grant(NamedTuple):
     """The policy and the cap that a request was granted."""
 
     policy: "Policy"
-    cap: float | None = None  # nats a token of its answer, kept by the hook of model runner V1
+    cap: float | None = None  # nats a token of its answer
 
 
 @dataclass(frozen=True)
@@ -132,12 +130,10 @@ def check_names(environ: Mapping[str, str] = os.environ) -> None:
             raise ValueError(f"{name}: must be one of {', '.join(NAMES)}")
 
 
-def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> Settings | None:
+def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     """Return the settings of the environment, None if it names no policy and nothing else.
 
-    ``by_bias`` is for the logits processor: it decides without loss where no policy is asked for,
-    by policies that are a bias, and keeps no accounts. ValueError, in one line: the variable, what
-    it must be (every valid name), and its value.
+    ValueError, in one line: the variable, what it must be (every valid name), and its value.
     """
     check_names(environ)
     text = {name: environ.get(name, "").strip() for name in NAMES}
@@ -147,48 +143,32 @@ def read(environ: Mapping[str, str] = os.environ, *, by_bias: bool = False) -> S
                 f"{name}: does nothing without {POLICY}; set that (speculative is lossless), or "
                 "unset it"
             )
-    spec = text[POLICY] or (SPECULATIVE if by_bias else "")
-    if not spec:
+    if not text[POLICY]:
         return None
     from cactus_theory.base.arguments import number, one_of
     from cactus_theory.decoding.ledger import Ledger
     from cactus_theory.policies import read_policy
     from cactus_theory.verify import find_verifier
-    from cactus_theory.vllm.bias import check_policy
 
     kind = named(VERIFIER, one_of, "verifier", text[VERIFIER] or "chain", ("chain", "block"))
     verifier = find_verifier(kind)
     cap = number(CAP, text[CAP], 0) if text[CAP] else None
-    if by_bias:
-        refuse_accounts(text[CAP], text[READINGS])
 
     def checked(spec: str) -> "Policy":
         rule = read_policy(spec).at_ends(())  # no tokenizer is known here
-        if by_bias:
-            check_policy(rule)
-            return rule
         named(VERIFIER, verifier.check, rule)
         if cap is not None:
             named(CAP, Ledger, rule, min(cap, 1.0))
         return rule
 
     return Settings(
-        policy=named(POLICY, checked, spec),
+        policy=named(POLICY, checked, text[POLICY]),
         policies=named(POLICIES, _offered, text[POLICIES], checked),
         verifier=verifier,
         meter=_meter(text[METER], text[READINGS]),
         cap=cap,
         readings=_readings(text[READINGS]),
     )
-
-
-def refuse_accounts(cap: Any, readings: Any) -> None:
-    """Raise ValueError where accounts of single requests are asked for: only runner V1 has them."""
-    for name, given in ((CAP, cap), (READINGS, readings)):
-        if given:
-            raise ValueError(
-                f"{name}: is kept by model runner V1 alone; set VLLM_USE_V2_MODEL_RUNNER=0"
-            )
 
 
 def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:

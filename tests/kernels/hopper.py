@@ -68,7 +68,7 @@ class StepShape:
     vocab: int
     dtype: torch.dtype = torch.float32
     deterministic: bool = False
-    asked_by: str = ""  # ``runner`` V2 has a temperature a request, the device ``loop`` lengths
+    asked_by: str = ""  # an ``engine`` has a temperature a request, the device ``loop`` lengths
     same: bool = False  # every request has the same rows, of stride 0
 
     def run(self) -> None:
@@ -77,7 +77,7 @@ class StepShape:
         target, draft = (self._rows(places) for places in (width + 1, width))
         ids, numbers = torch.zeros(batch, width, dtype=torch.int64), torch.arange(batch)
         extra: dict[str, Any] = {
-            "": {}, "runner": {"temperature": torch.ones(batch)}, "loop": {"lengths": numbers},
+            "": {}, "engine": {"temperature": torch.ones(batch)}, "loop": {"lengths": numbers},
         }[self.asked_by]  # fmt: skip
         logits.verify_logits(
             ct.policy(self.spec), target, None if self.deterministic else draft, ids,
@@ -142,7 +142,7 @@ def verify_steps() -> Iterator[StepShape]:
 def engine_steps() -> Iterator[StepShape]:
     """Yield the steps of engines: three dtypes, a vocabulary that 16 does not divide.
 
-    Model runner V2 has float32, the device loop what models give. Not among them is float16 at a
+    Engines have float32, the device loop what models give. Not among them is float16 at a
     vocabulary that 16 does not divide: there ``shortfall`` spills 16 bytes (Triton 3.6).
     """
     rules = [("speculative", "chain"), ("band:price=1", "chain"), ("cactus:delta=0.5", "chain")]
@@ -150,7 +150,7 @@ def engine_steps() -> Iterator[StepShape]:
     types = torch.float32, torch.bfloat16, torch.float16
     shapes = itertools.product(rules, types, (151_936, 50_257), (False, True))
     for (spec, verifier), dtype, vocab, deterministic in shapes:
-        by = "runner" if dtype == torch.float32 else "loop"
+        by = "engine" if dtype == torch.float32 else "loop"
         if dtype != torch.float16 or vocab % 16 == 0:
             yield StepShape(spec, verifier, 16, 8, vocab, dtype, deterministic, asked_by=by)
 

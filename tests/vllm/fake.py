@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cactus_theory.vllm.settings import PROCESSOR
-
 REJECTION_SAMPLER = """
 import torch
 
@@ -122,20 +120,16 @@ def shown(name):
     return [(dict(labels), child.value) for labels, child in metric.children.items()]
 
 
-def config(processor=False, **more):
-    """Return what a server is to be, with drafts and perhaps with the logits processor."""
-    loaded = [PROCESSOR] if processor else None
-    model = types.SimpleNamespace(served_model_name="served", logits_processors=loaded)
+def config(**more):
+    """Return what a server is to be, with drafts."""
+    model = types.SimpleNamespace(served_model_name="served")
     engines = types.SimpleNamespace(data_parallel_index=1)
     own = {"speculative_config": drafts(), "model_config": model, "parallel_config": engines}
     return types.SimpleNamespace(**({"use_v2_model_runner": False} | own | more))
 
 
-def drafts(sample="greedy", method="standard"):
-    return types.SimpleNamespace(
-        draft_sample_method=sample, rejection_sample_method=method,
-        num_speculative_tokens=3, model="/at/draft",
-    )  # fmt: skip
+def drafts(method="standard"):
+    return types.SimpleNamespace(rejection_sample_method=method, model="/at/draft")
 
 
 def requests(*policies):
@@ -205,6 +199,7 @@ def install(monkeypatch, source=REJECTION_SAMPLER, logged=None):
     )
     modules = [
         module("vllm", __version__="9.9.9"),
+        module("vllm.config", VllmConfig=type("VllmConfig", (), {"use_v2_model_runner": False})),
         module("vllm.logger", init_logger=lambda name: logger),
         module("vllm.envs", VLLM_LOG_STATS_INTERVAL=10.0, VLLM_ENABLE_V1_MULTIPROCESSING=True),
         module("vllm.distributed", get_tensor_model_parallel_rank=lambda: 0),

@@ -10,11 +10,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory import vllm as plugin
-from cactus_theory.vllm import install, model_runner_v2, settings
+from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.batch import verify_flat
 from cactus_theory.vllm.install import check_config
 from cactus_theory.vllm.replace import UnknownVersion
-from tests.vllm import fake, published
+from tests.vllm import fake
 from tests.vllm.fake import call, config, drafts, requests, seeded, step
 from tests.vllm.flat import CHAIN, emitted, random_batch
 
@@ -172,60 +172,48 @@ def test_a_configuration_is_checked_before_processes_start(served, monkeypatch):
     arguments.config = config(speculative_config=None)
     assert arguments.create_engine_config() is arguments.config
     assert any("drafts nothing" in line for line in logged)
-    arguments.config = config(use_v2_model_runner=True)
-    with pytest.raises(SystemExit, match="VLLM_USE_V2_MODEL_RUNNER=0"):
-        arguments.create_engine_config()
     logged.clear()
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "somewhere")
     install.show_info(PLAIN, config(), logged.append, logged.append)
     assert len(logged) == 1
 
 
-V2 = {"use_v2_model_runner": True}
-ALONE = "CACTUS_POLICY alone decides drafts: leave --logits-proc"
-STOPPED = [
-    ({"processor": True}, {}, ALONE),
-    ({"processor": True, "speculative_config": None}, {}, ALONE),
-    *(({"speculative_config": drafts(method=method)}, {}, f"must be standard .* {method}")
-      for method in ("block", "synthetic", "fly")),
-    ({"processor": True, "speculative_config": drafts("probabilistic"), **V2}, {},
-     "draft_sample_method: must be greedy"),
-    *(({"processor": True, "speculative_config": drafts(method=method), **V2}, {},
-       f"rejection_sample_method: must be standard or block .* got '{method}'")
-      for method in ("fly", "synthetic")),
-    (V2, {"CACTUS_CAP": "0"}, "CACTUS_CAP: is kept by model runner V1 alone"),
-    (V2, {"CACTUS_READINGS": "log"}, "CACTUS_READINGS: is kept by model runner V1 alone"),
-]  # fmt: skip
+@pytest.mark.parametrize("method", ["block", "synthetic", "fly"])
+def test_a_server_with_a_rule_of_its_own_is_stopped(served, method):
+    with pytest.raises(SystemExit, match=f"must be standard .* got {method}"):
+        check_config(config(speculative_config=drafts(method)), print)
 
 
-@pytest.mark.parametrize(("given", "environ", "said"), STOPPED)
-def test_a_server_that_would_bypass_or_contradict_the_hook_is_stopped(served, given, environ, said):
-    asked = settings.read({"CACTUS_POLICY": BAND} | environ)
-    with pytest.raises(SystemExit, match=said):
-        check_config(config(**given), print, asked)
-    for good in (drafts(), drafts(method="block")):
-        check_config(config(processor=True, speculative_config=good, **V2), print, PLAIN)
+@pytest.mark.parametrize(("asked", "said"), [("1", "1"), (None, "no value"), ("0", "0")])
+@pytest.mark.parametrize("speculative_config", [drafts(), None])
+def test_model_runner_v2_stops_the_start(served, monkeypatch, asked, said, speculative_config):
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", asked)
+    arguments = sys.modules["vllm.engine.arg_utils"].EngineArgs()
+    arguments.config = config(use_v2_model_runner=True, speculative_config=speculative_config)
+    with pytest.raises(SystemExit) as caught:
+        arguments.create_engine_config()
+    line = str(caught.value)
+    assert line.startswith("cactus-theory: VLLM_USE_V2_MODEL_RUNNER: must be 0 with CACTUS_POLICY")
+    assert (
+        line.endswith(f"; got {said}, with which vLLM takes model runner V2")
+        and "\n" not in line
+        and not served.logged
+    )
 
 
-def test_runner_v2_is_let_through_with_its_hook(served, monkeypatch):
-    """In every process of the server, as the plugin runs before the configuration is known."""
-    monkeypatch.setenv("CACTUS_POLICY", BAND)
-    published.put(monkeypatch, around=False)
-    assert model_runner_v2.installed() is None
-    plugin.register()
-    assert model_runner_v2.installed() is not None
-    check_config(config(**V2), served.logged.append, PLAIN)
-    assert any("nothing is counted" in line for line in served.logged)
-    published.put(monkeypatch, around=False, rejection_sample=lambda logits: None)
-    plugin.register()
-    with pytest.raises(SystemExit, match=r"no hook for model runner V2 .* takes \(logits\)"):
-        check_config(config(**V2), print, PLAIN)
+def test_a_vllm_that_does_not_tell_its_model_runner_is_refused(monkeypatch):
+    fake.install(monkeypatch)
+    del sys.modules["vllm.config"].VllmConfig.use_v2_model_runner
+    with pytest.raises(UnknownVersion, match="VllmConfig has no use_v2_model_runner"):
+        install.install(PLAIN)
 
 
 def test_a_build_that_loses_the_temperature_is_refused(served):
     served.sampler.expand_batch_to_tokens = lambda x, ends, count: torch.zeros(count)
     with pytest.raises(SystemExit, match="55005"):
-        check_config(config(), print, PLAIN)
+        check_config(config(), print)
 
 
 def test_the_entry_point_loads_neither_torch_nor_vllm_without_a_policy():

@@ -14,10 +14,9 @@ def test_nothing_is_asked_for_without_a_policy(environ):
 
 
 @pytest.mark.parametrize("name", settings.NAMES[1:])
-@pytest.mark.parametrize("by_bias", [False, True])
-def test_a_setting_that_does_nothing_is_refused(name, by_bias):
+def test_a_setting_that_does_nothing_is_refused(name):
     with pytest.raises(ValueError, match=f"{name}: does nothing without CACTUS_POLICY; set that"):
-        settings.read({name: "1"}, by_bias=by_bias)
+        settings.read({name: "1"})
 
 
 @pytest.mark.parametrize("more", [{}, BAND])
@@ -79,12 +78,6 @@ def test_a_bad_setting_is_refused_in_one_line_with_the_valid_ones(name, value, v
     assert said.startswith(f"{name}: ") and valid in said and "\n" not in said
 
 
-@pytest.mark.parametrize("name", ["CACTUS_CAP", "CACTUS_READINGS"])
-def test_accounts_of_requests_are_refused_where_none_are_kept(name):
-    with pytest.raises(ValueError, match=f"{name}: is kept by model runner V1 alone"):
-        settings.read(BAND | {name: "0.5"}, by_bias=True)
-
-
 def test_readings_measure_every_row():
     for meter in ("", "1"):
         assert settings.read(BAND | {"CACTUS_READINGS": "log", "CACTUS_METER": meter}).meter == 1
@@ -92,9 +85,7 @@ def test_readings_measure_every_row():
         settings.read(BAND | {"CACTUS_READINGS": "log", "CACTUS_METER": "off"})
 
 
-def test_every_policy_of_a_server_suits_its_verifier_and_its_way():
+def test_every_policy_of_a_server_suits_its_verifier():
     for own in ({"CACTUS_POLICY": "typical"}, BAND | {"CACTUS_POLICIES": "odd=typical"}):
         with pytest.raises(ValueError, match="CACTUS_VERIFIER.*typical"):
             settings.read(own | {"CACTUS_VERIFIER": "block"})
-        with pytest.raises(ValueError, match="must judge a deterministic draft by the drafted"):
-            settings.read(own, by_bias=True)

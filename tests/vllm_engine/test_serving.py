@@ -17,12 +17,10 @@ def job(**speculative):
 
 
 WRONG = {"CACTUS_POLICY": "bnad:price=2"}
-PROCESSOR = "cactus_theory.vllm.logits_processor:CactusLogitsProcessor"
 # what bypasses the hook: arguments of the engine, whether the fault is left in
 STARTS = {
     "method": (engine(rejection_sample_method="block"), False),
     "fault": (engine(), True),
-    "processor": (engine() | {"logits_processors": [PROCESSOR]}, False),
 }
 BAD = ["bnad", {"price": 1}, 3, "x.py:f", [{}], "typical", "band:price=4", "g" * 10**6]
 CAP, LOWER, CAPPED, TOKENS, BLOCKS = 0.05, 0.01, 12, 40, 16
@@ -72,7 +70,6 @@ def test_servers_that_would_bypass_the_hook_are_refused(asked_badly):
     said = dict(zip(STARTS, asked_badly["stopped"], strict=True))
     assert "rejection_sample_method must be standard" in said["method"]
     assert "55005" in said["fault"]
-    assert "CACTUS_POLICY alone decides drafts: leave --logits-processors out" in said["processor"]
     assert all(line.startswith("cactus-theory: ") for line in said.values())
 
 
