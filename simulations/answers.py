@@ -20,7 +20,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ import numpy as np
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.commands.flags import Repeated, given_prompts
+from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import Pair
 from cactus_theory.decoding._text import completion
@@ -39,15 +38,7 @@ from cactus_theory.traces.ends import LOSSLESS
 from .common import grid
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job
-from .common.inputs import (
-    ENDS,
-    add_decode_arguments,
-    add_end_arguments,
-    add_pair_arguments,
-    at_least,
-    prompt_ids,
-    settings_of,
-)
+from .common.inputs import add_decode_arguments, at_least, prompt_ids, settings_of
 from .common.journal import Journal
 from .common.results import WIDEST, columns, publish
 from .common.statistics import Draws, interval, resamples
@@ -78,19 +69,11 @@ Sums = Mapping[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_pair_arguments(parser)
-    add("--nats", type=float, nargs="+", default=[0.05], help="nats a token that may be metered")
-    add(
-        "--policy",
-        action=Repeated,
-        default=list(POLICIES),
-        metavar="SPEC",
-        help="repeated (%(default)s)",
-    )
     add_decode_arguments(
-        parser, widths=[1, 2, 3, 4, 6, 8], repeats=None, num_prompts=30, max_new_tokens=256
-    )
-    add_end_arguments(parser)
+        parser, policies=POLICIES, out="build/answers", widths=[1, 2, 3, 4, 6, 8], repeats=None,
+        num_prompts=30, max_new_tokens=256,
+    )  # fmt: skip
+    add("--nats", type=float, nargs="+", default=[0.05], help="nats a token that may be metered")
     add("--temperature", type=float, default=1.0, help="of both models")
     add("--top-p", type=float, default=1.0, help="of both models, after the temperature")
     add(
@@ -102,7 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cycles", type=int, help="rounds of the logged trace (6,400,000/V, from 100 to 1000)")
     add("--timings", type=int, default=2, help="timed decodes of every setting, for the choice")
     add("--batch", type=int, default=1, metavar="B", help="prompts that are answered at once")
-    add("--out", type=Path, default=Path("build/answers"), metavar="DIR")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,7 +129,7 @@ def _answered(
     usual = min(max(LOGGED // pair.target.config.vocab_size, 100), 1000)
     cycles = usual if args.cycles is None else args.cycles
     flags = "nats policy num_draft_tokens temperature top_p timings device batch".split()
-    settings = settings_of(args, prompts, *flags, *ENDS, methods=args.policy, cycles=cycles)
+    settings = settings_of(args, prompts, *flags, methods=args.policy, cycles=cycles)
     with Journal(args.out / "journal.jsonl", settings) as journal:
         ids = prompt_ids(args, pair, prompts)
         limit = min(args.max_new_tokens, TUNED_TOKENS)

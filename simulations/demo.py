@@ -13,7 +13,6 @@ repeat, whose rows are also audited against what the policy declares.
 import argparse
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from torch import Tensor
 
 import cactus_theory as ct
 from cactus_theory.base.tables import rule, text_table
-from cactus_theory.commands.flags import Repeated
-from cactus_theory.commands.models import opened
+from cactus_theory.commands.flags import given_prompts
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import GenerationResult, Pair
 from cactus_theory.emitted import Audit
 from cactus_theory.optimum.acceptance import OptimalAcceptance
@@ -31,7 +30,7 @@ from cactus_theory.verify.node import stacked
 
 from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job, Record, Runs, checked_policy, configs, label
-from .common.inputs import add_decode_arguments, add_pair_arguments
+from .common.inputs import add_decode_arguments, prompt_ids
 from .common.results import columns, publish
 from .common.walk import log_rows
 
@@ -66,17 +65,16 @@ SPEED_HEADS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add_pair_arguments(parser)
-    add_decode_arguments(parser, widths=[3, 7], repeats=3, num_prompts=8, max_new_tokens=48)
-    add("--policy", action=Repeated, default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
-    add("--out", type=Path, default=Path("demo"))
+    add_decode_arguments(
+        parser, policies=POLICIES, out="demo", widths=[3, 7], repeats=3, num_prompts=8,
+        max_new_tokens=48,
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     specs = [checked_policy(spec) for spec in args.policy]  # a typo shows before anything runs
-    pair, _, every = opened(args)
-    prompts = every[: args.num_prompts]
+    asked, pair = given_prompts(args)[: args.num_prompts], loaded(args)
+    prompts = prompt_ids(args, pair, asked)
 
     print(rule("rows along a real generation"))
     q, p = log_rows(pair, prompts, LOGGED_TOKENS, args.seed)

@@ -1,5 +1,6 @@
 """Seeded batches of rows, from smooth to spiky."""
 
+import numpy as np
 import torch
 
 KINDS = ("smooth", "spiky", "tiny", "zeros")
@@ -33,3 +34,17 @@ def pair(*shape: int, seed: int = 0, kinds: tuple[str, str] = ("smooth", "smooth
 def two_tokens(q_n):
     """Return rows (B, K, 2) of drafted tokens with these entries of q, and the tokens' ids."""
     return torch.stack([q_n, 1 - q_n], -1), torch.zeros_like(q_n, dtype=torch.int64)
+
+
+def numpy_pairs(count, vocab, seed=0):
+    """Return random rows (q, p) of numpy, some with zeros, one-hot ones and ties; some p are q."""
+    source = np.random.default_rng(seed)
+    q, p = source.dirichlet(np.full(vocab, 0.6), (2, count))
+    q[::5, 1:3] = 0
+    q[::7] = np.eye(vocab)[0]
+    q[1::7] = 1 / vocab
+    p[::3, 0] = 0
+    p[4::9] = np.eye(vocab)[1]
+    q, p = (part / part.sum(-1, keepdims=True) for part in (q, p))
+    p[2::11] = q[2::11]
+    return q, p

@@ -30,13 +30,16 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_decode_arguments(
-    parser: argparse.ArgumentParser, *, widths: list[int], repeats: int | None, **sizes: int
-) -> None:
-    """Declare what every table of decodes asks for: texts, drafted tokens, repeats, seed, threads.
+    parser: argparse.ArgumentParser, *, policies: Sequence[str], out: str, widths: list[int],
+    repeats: int | None, **sizes: int,
+) -> None:  # fmt: skip
+    """Declare what every table of decodes asks for: models, texts and their ends, K, policies, …
 
     Without ``repeats`` there is no such flag; ``sizes`` are other defaults of num_prompts and
-    max_new_tokens.
+    max_new_tokens. The rest are defaults.
     """
+    add_pair_arguments(parser)
+    add_end_arguments(parser)
     numbers = {"num_prompts": 16, "max_new_tokens": defaults.MAX_NEW_TOKENS} | sizes
     add = parser.add_argument
     add("--num-prompts", type=int, default=numbers["num_prompts"], help="prompts that are decoded")
@@ -46,15 +49,17 @@ def add_decode_arguments(
         add("--repeats", type=int, default=repeats, help="timed repeats, each with its own seeds")
     add("--seed", type=int, default=defaults.SEED)
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
+    add("--policy", action=Repeated, default=list(policies), metavar="SPEC",
+        help="or FILE.py:NAME; may be repeated (%(default)s)")  # fmt: skip
+    add("--out", type=Path, default=Path(out), metavar="DIR")
 
 
-ENDS = ("eos_token_ids", "no_start")
 # flags of every decode that decide it
-DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system")
+DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system", "eos_token_ids", "no_start")
 
 
 def add_end_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare ENDS: where texts end, and whether a start token begins them."""
+    """Declare where texts end, and whether a start token begins them."""
     add = parser.add_argument
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--no-start", action="store_true", help="put no start token before the prompts")

@@ -23,7 +23,7 @@ from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick
 from cactus_theory.verify.node import Node, nodes_of_rows, write_laws
 
-from .inputs import ENDS, add_end_arguments, add_pair_arguments, prompt_ids, settings_of
+from .inputs import add_end_arguments, add_pair_arguments, prompt_ids, settings_of
 from .journal import Journal
 
 Rows = Float[Tensor, "texts vocab"]
@@ -126,5 +126,5 @@ def opened_walk(args: argparse.Namespace, *flags: str) -> tuple[Any, list[list[i
     prompts = given_prompts(args)[: args.num_prompts]
     pair = loaded(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    settings = settings_of(args, prompts, "num_draft_tokens", *flags, *ENDS)
+    settings = settings_of(args, prompts, "num_draft_tokens", *flags)
     return pair, prompt_ids(args, pair, prompts), Journal(args.out / "journal.jsonl", settings)

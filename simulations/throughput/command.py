@@ -14,12 +14,11 @@ import argparse
 import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.tables import width_of_terminal
-from cactus_theory.commands.flags import Repeated, given_prompts
+from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
@@ -37,15 +36,7 @@ from ..common.grid import (
     method,
     name,
 )
-from ..common.inputs import (
-    ENDS,
-    add_decode_arguments,
-    add_end_arguments,
-    add_pair_arguments,
-    at_least,
-    prompt_ids,
-    settings_of,
-)
+from ..common.inputs import add_decode_arguments, at_least, prompt_ids, settings_of
 from ..common.journal import Journal
 from ..common.results import WIDEST, columns, publish
 from . import table
@@ -68,10 +59,7 @@ POLICIES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_pair_arguments(parser)
-    add_decode_arguments(parser, widths=[3, 7], repeats=12)
-    add_end_arguments(parser)
-    add("--policy", action=Repeated, default=list(POLICIES), metavar="SPEC", help="or FILE.py:NAME")
+    add_decode_arguments(parser, policies=POLICIES, out="throughput", widths=[3, 7], repeats=12)
     add("--verifier", nargs="+", default=[USUAL], metavar="NAME", help="chain, block")
     add("--baselines", nargs="*", default=list(BASELINES), metavar="NAME")
     add("--batch", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -81,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=3,
         help="untimed repeats before the timed ones, for cost and quality; 0: no meter",
     )
-    add("--out", type=Path, default=Path("throughput"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +111,7 @@ def _settings(
     args: argparse.Namespace, lines: list[Config], prompts: Sequence[Prompt]
 ) -> dict[str, Any]:
     methods = [line.policy for line in lines]
-    settings = settings_of(args, prompts, "repeats", "metered", "device", *ENDS, methods=methods)
+    settings = settings_of(args, prompts, "repeats", "metered", "device", methods=methods)
     return {"configs": [line.key for line in lines]} | settings
 
 

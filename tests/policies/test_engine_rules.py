@@ -5,6 +5,7 @@ import pytest
 
 import cactus_theory as ct
 from tests.amounts import amount
+from tests.rows import numpy_pairs
 
 EXACT = 1e-12
 RULES = (
@@ -20,17 +21,6 @@ RULES = (
     "thresholds:single=0.2,acc=0.9",
     "thresholds:single=0,acc=0",
 )
-
-
-def pairs(count, vocab, seed=0):
-    """Return random rows, some with zeros, one-hot ones and ties."""
-    source = np.random.default_rng(seed)
-    q, p = source.dirichlet(np.full(vocab, 0.6), (2, count))
-    q[::5, 1:3] = 0
-    q[::7] = np.eye(vocab)[0]
-    q[1::7] = 1 / vocab
-    p[::3, 0] = 0
-    return q / q.sum(-1, keepdims=True), p / p.sum(-1, keepdims=True)
 
 
 def documented(spec, q, p, n, u):
@@ -64,7 +54,7 @@ def chances(spec, q, p, n):
 @pytest.mark.parametrize("spec", RULES)
 def test_the_law_is_enumerated(spec):
     rule = ct.policy(spec)
-    q, p = pairs(amount(24, 400), 5, 1)
+    q, p = numpy_pairs(amount(24, 400), 5, 1)
     law = ct.emitted_law(rule, q, p)
     for row in range(len(q)):
         expected = np.zeros(5)
@@ -76,7 +66,7 @@ def test_the_law_is_enumerated(spec):
 
 
 def test_sglangs_defaults_are_lossless_and_below_them_the_price_is_bounded():
-    q, p = pairs(200, 6, 3)
+    q, p = numpy_pairs(200, 6, 3)
     np.testing.assert_allclose(ct.emitted_law(ct.policy("thresholds"), q, p), q, atol=EXACT)
     accepted = ct.audit(ct.policy("thresholds"), q, p).acceptance
     np.testing.assert_allclose(accepted, (p * q).sum(-1), atol=EXACT)

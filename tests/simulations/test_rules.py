@@ -15,6 +15,7 @@ from cactus_theory.traces import replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from simulations.rules import FIELD, TOKENS, Fly, by_token, top
 from tests.amounts import amount
+from tests.rows import numpy_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXACT = 1e-12
@@ -33,20 +34,6 @@ KNOBS = {
     "top_k_of_cactus": ("k", 10, 1, 2, 3),
 }
 CASES = [(name, value) for name, (_, *values) in KNOBS.items() for value in values]
-
-
-def pairs(count, vocab, seed=0):
-    """Return random rows, some with zeros, one-hot ones and ties; some p are q."""
-    source = np.random.default_rng(seed)
-    q, p = source.dirichlet(np.full(vocab, 0.6), (2, count))
-    q[::5, 1:3] = 0
-    q[::7] = np.eye(vocab)[0]
-    q[1::7] = 1 / vocab
-    p[::3, 0] = 0
-    p[4::9] = np.eye(vocab)[1]
-    q, p = (rows / rows.sum(-1, keepdims=True) for rows in (q, p))
-    p[2::11] = q[2::11]
-    return q, p
 
 
 def formula(name, q, p, knob):
@@ -89,7 +76,7 @@ def formula(name, q, p, knob):
 
 
 def same(rule, name, knob):
-    q, p = pairs(amount(60, 600), 6, 5)
+    q, p = numpy_pairs(amount(60, 600), 6, 5)
     law = ct.emitted_law(rule, q, p)
     expected = [formula(name, *rows, knob) for rows in zip(q.tolist(), p.tolist(), strict=True)]
     np.testing.assert_allclose(law, expected, atol=1e-11)
@@ -171,7 +158,7 @@ def test_the_field_has_every_policy_and_one_line_of_the_page_each():
     ours = {name for name, kind in POLICIES.known.items() if kind.__module__.startswith("cactus_")}
     assert names >= ours | {*KNOBS} and len(ours) == 13
     page = PAGE.read_text(encoding="utf-8")
-    q, p = pairs(30, 6)
+    q, p = numpy_pairs(30, 6)
     for name, entry in FIELD.items():
         (line,) = (row for row in page.splitlines() if row.startswith(f"| `{name}` |"))
         assert (
