@@ -1,4 +1,4 @@
-"""The record of a request on model runner V1: its policy, its account, its own readings.
+"""The record of a request: its policy, its account, its own readings.
 
 From its first step with drafts to its end, through preemption: tokens that are computed again are
 not emitted again, and cost nothing. Tokens of an account are those of rounds and of steps without
@@ -46,9 +46,7 @@ class Request:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
         policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
         self.followed = Rule(policy, ())
-        self.meter: Meter | None = None
-        if settings.readings:
-            self.meter = Meter()
+        self.meter = Meter() if settings.readings else None
         self.drafted = self.accepted = self.emitted = 0
         self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0

@@ -45,23 +45,26 @@ PER_POSITION = {
 }
 
 
-class Tally:
-    """Counters of one process, and the meters of its policies, by label of policy.
+class Counts:
+    """What a process has counted of one policy.
 
-    ``positions`` has (drafted, accepted) for each place of a draft, ``closed`` the rows that were
-    measured and the divergence that was read by meters that are gone, or by those of requests,
-    ``answers`` what those that have ended were charged until it is sent on.
+    ``positions`` has (drafted, accepted) for each place of a draft, ``answers`` what answers that
+    have ended were charged, until it is sent on.
     """
+
+    def __init__(self) -> None:
+        self.tokens = dict.fromkeys(("verified_rows", *TOKENS), 0)
+        self.positions: list[tuple[int, int]] = []
+        self.meter = Meter()
+        self.answers: list[float] = []
+
+
+class Tally:
+    """Counters of one process, by label of policy."""
 
     def __init__(self, settings: Settings, seed: int = 0) -> None:
         self.settings = settings
-        self.counts: defaultdict[str, dict[str, int]] = defaultdict(
-            lambda: dict.fromkeys(("verified_rows", *TOKENS), 0)
-        )
-        self.positions: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        self.meters: dict[str, Meter] = {}
-        self.closed: defaultdict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
-        self.answers: list[tuple[str, float]] = []
+        self.counts = defaultdict[str, Counts](Counts)
         self.chance = random.Random(seed)  # which rows are measured; no token depends on it
         self.skip = self._gap()
 
@@ -78,14 +81,13 @@ class Tally:
         for row, (policy, drafted, kept) in enumerate(rows):
             if not drafted:
                 continue
-            label = labels[id(policy)]
             charged = min(kept + 1, drafted)
-            counts = self.counts[label]
-            counts["verified_rows"] += charged
-            counts["drafted_tokens"] += drafted
-            counts["accepted_tokens"] += kept
-            counts["emitted_tokens"] += kept + 1
-            positions = self.positions[label]
+            counts = self.counts[labels[id(policy)]]
+            counts.tokens["verified_rows"] += charged
+            counts.tokens["drafted_tokens"] += drafted
+            counts.tokens["accepted_tokens"] += kept
+            counts.tokens["emitted_tokens"] += kept + 1
+            positions = counts.positions
             positions += [(0, 0)] * (drafted - len(positions))
             for place in range(drafted):
                 there, before = positions[place]
@@ -93,26 +95,26 @@ class Tally:
             if self.settings.readings:  # requests have meters of their own
                 continue
             if self.skip < charged and self.settings.meter:
-                self._measure(label, verdict.nodes(row)[:charged])
+                self._measure(counts.meter, verdict.nodes(row)[:charged])
             self.skip -= charged
 
     def add_undrafted(self, admitted: Policy) -> None:
         """Count a token of a step without a draft."""
-        counts = self.counts[admitted.spec]
-        counts["emitted_tokens"] += 1
-        counts["undrafted_tokens"] += 1
+        tokens = self.counts[admitted.spec].tokens
+        tokens["emitted_tokens"] += 1
+        tokens["undrafted_tokens"] += 1
 
     def take(self, admitted: Policy, rows: int, spent: float) -> None:
         """Enter rows that a request's own meter has measured."""
-        closed = self.closed[admitted.spec]
-        self.closed[admitted.spec] = closed[0] + rows, closed[1] + spent
+        meter = self.counts[admitted.spec].meter
+        meter.rows, meter.total = meter.rows + rows, meter.total + spent
 
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
-        rows, nats = self.meters[label].sums() if label in self.meters else (0, 0.0)
-        measured, spent = self.closed[label][0] + rows, self.closed[label][1] + nats
-        meter = {"measured_rows": measured, "emitted_divergence_nats": spent * self.settings.meter}
-        return {**self.counts[label], **meter}
+        counts = self.counts[label]
+        rows, nats = counts.meter.sums()
+        read = {"measured_rows": rows, "emitted_divergence_nats": nats * self.settings.meter}
+        return {**counts.tokens, **read}
 
     def line(self) -> str:
         """Return one line of totals for the log."""
@@ -122,10 +124,10 @@ class Tally:
             for label, totals in every.items()
         )
 
-    def _measure(self, label: str, nodes: Sequence[Node]) -> None:
+    def _measure(self, meter: Meter, nodes: Sequence[Node]) -> None:
         """Give the meter those of a request's nodes that chance has picked."""
         while self.skip < len(nodes):
-            self.meters.setdefault(label, Meter()).add([nodes[self.skip]])
+            meter.add([nodes[self.skip]])
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:
@@ -183,15 +185,15 @@ class Reporter:
     def send(self, read: bool = True) -> None:
         """Raise the counters to the tally's totals, only if ``read`` all of them."""
         for label, counts in list(self.tally.counts.items()):
-            totals = self.tally.totals(label) if read else counts
+            totals = self.tally.totals(label) if read else counts.tokens
             for name, value in totals.items():
                 self._raise(name, value, policy=label)
-            for position, both in enumerate(self.tally.positions[label] if read else ()):
+            for position, both in enumerate(counts.positions if read else ()):
                 for name, value in zip(PER_POSITION, both, strict=True):
                     self._raise(name, value, policy=label, position=str(position))
-        for label, spent in self.tally.answers:
-            self.answers.labels(**self.labels, policy=label).observe(spent)
-        self.tally.answers.clear()
+            for spent in counts.answers:
+                self.answers.labels(**self.labels, policy=label).observe(spent)
+            counts.answers.clear()
         if read:
             self.last_sent = time.monotonic()
 

@@ -133,8 +133,7 @@ class Hook:
             if request.meter is not None and self.write is not None:
                 self.write(request.reading(name, (ends or {}).get(name, (None, None)), self.model))
                 if not request.greedy:
-                    spent = request.meter.sums()[1]
-                    self.tally.answers.append((request.policy.spec, spent))
+                    self.tally.counts[request.policy.spec].answers.append(request.meter.sums()[1])
         if known and not self.requests and self.reporter is not None and self.counts_here:
             self.reporter.send()
 

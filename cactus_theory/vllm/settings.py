@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 POLICY, POLICIES, VERIFIER = "CACTUS_POLICY", "CACTUS_POLICIES", "CACTUS_VERIFIER"
 METER, CAP, READINGS = "CACTUS_METER", "CACTUS_CAP", "CACTUS_READINGS"
 NAMES = (POLICY, POLICIES, VERIFIER, METER, CAP, READINGS)
-PREFIX = "CACTUS_"
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 KEYS = ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # of ``extra_args``
 SPECULATIVE = "speculative"  # what every request may ask for
@@ -122,20 +121,15 @@ def shown(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def check_names(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError for a variable whose name nobody reads, such as ``CACTUS_VERIFER``."""
-    for name in environ:
-        begins = name.upper().startswith(PREFIX)
-        if begins and name not in NAMES and not OF_OTHERS.fullmatch(name):
-            raise ValueError(f"{name}: must be one of {', '.join(NAMES)}")
-
-
 def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     """Return the settings of the environment, None if it names no policy and nothing else.
 
     ValueError, in one line: the variable, what it must be (every valid name), and its value.
     """
-    check_names(environ)
+    for name in environ:
+        begins = name.upper().startswith("CACTUS_")
+        if begins and name not in NAMES and not OF_OTHERS.fullmatch(name):
+            raise ValueError(f"{name}: must be one of {', '.join(NAMES)}")
     text = {name: environ.get(name, "").strip() for name in NAMES}
     for name in NAMES:
         if text[name] and not text[POLICY]:

@@ -57,7 +57,7 @@ def test_counts_and_divergence_are_those_of_the_rows_up_to_each_refusal(verifier
         for place in range(count):
             expected[place][0] += 1
             expected[place][1] += place < len(tokens) - 1
-    assert [list(both) for both in own.positions["cactus:delta=0.5"]] == expected
+    assert [list(both) for both in own.counts["cactus:delta=0.5"].positions] == expected
     assert expected[0][0] > expected[2][0] > expected[2][1] > 0
     kl = ct.divergence("kl")
     spent = sum(
@@ -104,7 +104,7 @@ def test_a_meter_that_is_off_measures_nothing():
     serve(own, 5)
     total = own.totals(BAND)
     assert total["verified_rows"] > 0 and total["measured_rows"] == 0
-    assert not own.meters
+    assert not own.counts[BAND].meter.waiting and total["emitted_divergence_nats"] == 0
 
 
 def test_each_policy_has_a_label_of_its_own():
@@ -114,7 +114,7 @@ def test_each_policy_has_a_label_of_its_own():
     for spec in specs:
         total = own.totals(spec)
         assert total["measured_rows"] == total["verified_rows"] > 0
-    own.counts[BAND]["emitted_tokens"] = 12_345_678
+    own.counts[BAND].tokens["emitted_tokens"] = 12_345_678
     assert f"{BAND}: " in own.line() and "emitted_tokens 12345678, " in own.line()
 
 
@@ -133,7 +133,7 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     for part, name in enumerate(("drafted_tokens_per_pos", "accepted_tokens_per_pos")):
         assert fake.shown(f"cactus:{name}") == [
             (labels | {"position": str(place)}, both[part])
-            for place, both in enumerate(own.positions[BAND])
+            for place, both in enumerate(own.counts[BAND].positions)
             if both[part]
         ]
     assert len(logged) == 2 and "undrafted_tokens 1, " in logged[1]
@@ -142,7 +142,8 @@ def test_prometheus_and_the_log_follow_the_totals(monkeypatch):
     ((_, before),) = fake.shown("cactus:measured_rows")
     serve(own, 10)
     reporter.step()  # counts are current, the meter waits
-    assert fake.shown("cactus:verified_rows") == [(labels, own.counts[BAND]["verified_rows"])]
+    verified = own.counts[BAND].tokens["verified_rows"]
+    assert fake.shown("cactus:verified_rows") == [(labels, verified)]
     assert fake.shown("cactus:measured_rows") == [(labels, before)] and len(logged) == 2
     reporter.send()
     assert fake.shown("cactus:measured_rows") == [(labels, own.totals(BAND)["measured_rows"])]

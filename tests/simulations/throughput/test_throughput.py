@@ -123,6 +123,15 @@ def test_a_finished_run_is_judged_again_without_a_model(resumed, tmp_path, monke
     assert "band:price=1.0" in said
 
 
+@pytest.mark.parametrize("flags", [["--no-start"], ["--eos-token-ids", "1"], ["--seed", "9"]])
+def test_where_texts_begin_and_end_and_the_seed_decide_a_run(flags) -> None:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    lines, prompts = [Config("band:price=2", 2)], [Prompt("text")]
+    settings = [command._settings(parser.parse_args(own), lines, prompts) for own in ([], flags)]
+    assert settings[0] != settings[1]
+
+
 def test_a_changed_rule_file_makes_another_run(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
