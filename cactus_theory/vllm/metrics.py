@@ -46,7 +46,7 @@ PER_POSITION = {
 
 
 class Counts:
-    """What a process has counted of one policy.
+    """Counts of one policy in one process.
 
     ``positions`` has (drafted, accepted) for each place of a draft, ``answers`` what answers that
     have ended were charged, until it is sent on.
