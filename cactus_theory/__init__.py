@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         pooled_acceptance,
         pooled_frontier,
         selection_law,
+        tilted_acceptance,
     )
     from cactus_theory.policies import (
         Budget,
@@ -69,6 +70,7 @@ __all__ = [
     "rule",
     "selection_law",
     "solve_knob",
+    "tilted_acceptance",
     "verify_block",
     "verify_chain",
     "verify_tree",
@@ -81,7 +83,8 @@ _NAMES = {
     "decoding.truncation": "cut_rows",
     "divergences": "divergence=read_divergence register_divergence",
     "emitted": "audit emitted_law",
-    "optimum": "optimal_acceptance pooled_acceptance pooled_frontier selection_law",
+    "optimum": "optimal_acceptance pooled_acceptance pooled_frontier selection_law "
+    "tilted_acceptance",
     "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
     "policies._rule": "rule",
     "tuned": "load_tuned",

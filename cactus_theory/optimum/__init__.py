@@ -9,7 +9,8 @@ numbers a and b, without a sort where it can, for the functions below and the po
 bounds the optimum. ``rows`` accepts or refuses a token of one row on the host without
 solving, at a node of a path by the band of p/P, a row by itself being that of P = 1. ``pooled``
 spends one budget over rows; ``selection`` has what several drafts offer together, as one row, and
-``look_ahead`` the best law of a block whose draft is deterministic.
+``look_ahead`` the best law of a block whose draft is deterministic. ``tilted`` asks for a worth
+of the emitted token, too.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """
@@ -18,3 +19,4 @@ from cactus_theory.optimum.acceptance import optimal_acceptance as optimal_accep
 from cactus_theory.optimum.pooled import pooled_acceptance as pooled_acceptance
 from cactus_theory.optimum.pooled import pooled_frontier as pooled_frontier
 from cactus_theory.optimum.selection import selection_law as selection_law
+from cactus_theory.optimum.tilted import tilted_acceptance as tilted_acceptance

@@ -1,0 +1,237 @@
+r"""The best acceptance under nats and a least worth: the band about a tilted target.
+
+.. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
+   \mathrm{KL}(h\|q) \le \delta,\;\; \sum_i h_i r_i \ge c
+
+Nats alone do not say where h leaves q. A worth r of each token does: ln q (likelihood under the
+target), q (the chance of a reference token that is drawn from the target), a reward. With
+:math:`q^\theta \propto q e^{\theta r}` and Z its normaliser, KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z.
+So for any θ ≥ 0 the optimum is at most that of the plain program about q^θ with the budget
+δ − θ c + ln Z, and at one θ it is that: its band has the worth c and the nats δ (THEORY.md,
+Theorem 28). Σ h r − c has the sign of the derivative of that bound in θ, so the search below is a
+bisection. Where the worth alone binds the optimum is a knapsack: drafted mass of the least worth
+is given up for the token of the most.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.chunks import in_parts, joined
+from cactus_theory.base.roots import convex_root
+from cactus_theory.base.threads import one_thread
+from cactus_theory.divergences import read_divergence
+from cactus_theory.optimum.acceptance import ROUNDING
+from cactus_theory.optimum.batch_edges import solve_edges
+from cactus_theory.optimum.certificate import geometry_of
+
+Rows = Float[Tensor, "rows vocab"]
+PerRow = Float[Tensor, "rows"]
+KL = read_divergence("kl")
+# factor between tried θ, until the worth is reached; beyond so many q^θ is one token
+FASTER, MOST_FACTORS = 4.0, 200
+
+
+@dataclass(frozen=True)
+class TiltedAcceptance:
+    """The optimum for each row; rows in the input's kind and dtype, scalars in float64."""
+
+    target: Any
+    acceptance: Any
+    divergence: Any
+    worth: Any
+    tilt: Any
+    price: Any
+    gap: Any
+
+
+@one_thread()
+@torch.no_grad()
+def tilted_acceptance(
+    target_probs: Any,
+    draft_probs: Any,
+    worth: Any,
+    *,
+    delta: Any,
+    at_least: Any,
+    normalise: bool = False,
+) -> TiltedAcceptance:
+    r"""Maximise acceptance under nats and a least mean worth of the emitted token.
+
+    .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\;
+       \mathrm{KL}(h\|q) \le \delta,\; \sum_i h_i r_i \ge c
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (..., V) probabilities, as for
+        :func:`cactus_theory.optimal_acceptance`.
+    worth : (..., V) numbers r, broadcast to the rows, finite where q > 0; such as ln q.
+    delta : budget ≥ 0 in nats, a number or an array broadcasting to (...).
+    at_least : c, likewise. Σ q r asks for no less worth than the target has.
+    normalise : as for :func:`cactus_theory.optimal_acceptance`.
+
+    Returns
+    -------
+    target : (..., V), the row h to verify against instead of q.
+    acceptance : (...), Σ min(p, h).
+    divergence : (...), KL(h‖q) in nats.
+    worth : (...), Σ h r.
+    tilt : (...), θ; 0 where the nats alone bind, ∞ where the worth alone does.
+    price : (...), dA/dδ; dA/dc is −θ times that, at θ = ∞ it is not given.
+    gap : (...), certified bound minus acceptance; zero up to rounding.
+
+    Raises
+    ------
+    ValueError
+        As :func:`cactus_theory.optimal_acceptance`; no row within ``delta`` has so much worth.
+    TypeError
+        Rows that are not floats.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.6, 0.3, 0.1]), np.array([0.2, 0.4, 0.4])
+    >>> likely = float(q @ np.log(q))  # the target's own
+    >>> best = ct.tilted_acceptance(q, p, np.log(q), delta=0.01, at_least=likely)
+    >>> print(f"accept {best.acceptance:.4f} at a tilt of {best.tilt:.3f}")
+    accept 0.6373 at a tilt of 0.413
+    >>> print(f"{ct.optimal_acceptance(q, p, delta=0.01).acceptance:.4f} by nats alone")
+    0.6698 by nats alone
+    """
+    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    batch, like = target.shape[:-1], {"dtype": torch.float64, "device": target.device}
+    own = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
+    limits = {"delta": (delta, 0.0, math.inf), "at_least": (at_least, -math.inf, math.inf)}
+    amounts = [check.row_numbers(name, value, batch, target.device, *ends).reshape(-1)
+               for name, (value, *ends) in limits.items()]  # fmt: skip
+
+    def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        rows, *scalars = _solved(q, p, own[at], *(amount[at] for amount in amounts))
+        return rows.to(target.dtype), *scalars
+
+    parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
+    rows, *scalars = joined(parts, amounts[0].numel())
+    columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
+    return TiltedAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
+
+
+def tilted_rows(q: Rows, worth: Rows, tilt: PerRow) -> tuple[Rows, PerRow]:
+    """Return q^θ ∝ q e^{θ r} and ln Z = ln Σ q e^{θ r}; tokens with q = 0 stay without mass."""
+    logits = q.log() + torch.where(q > 0, tilt[:, None] * worth, 0.0)
+    log_z = logits.logsumexp(-1)
+    about = torch.where(tilt[:, None] == 0, q, logits.softmax(-1))
+    return about, torch.where(tilt == 0, 0.0, log_z)
+
+
+def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Tensor, ...]:
+    """Return row, acceptance, nats, worth, θ, price and gap of float64 rows that sum to 1."""
+    if bool(((q > 0) & ~worth.isfinite()).any()):
+        raise ValueError("worth: must be finite where target_probs is above 0; got other numbers")
+    worth = torch.where(q > 0, worth, 0.0)
+    given = q, p, worth, delta, least
+    rows, columns = _about(torch.zeros_like(delta), *given)
+    short = (rows * worth).sum(-1) < least - ROUNDING * (1 + least.abs())
+    for solve in (_by_worth_alone, _by_both):
+        if bool(short.any()):
+            rows[short], columns[:, short] = solve(*(part[short] for part in given))
+            short = short & ~(columns[1] <= delta * (1 + ROUNDING))
+    accepted, spent, tilt, price, gap = columns
+    return rows, accepted, spent, (rows * worth).sum(-1), tilt, price, gap
+
+
+def _about(
+    tilt: PerRow, q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow
+) -> tuple[Rows, Tensor]:
+    """Return the best rows about q^θ, and (acceptance, nats, θ, price, gap) of each, (5, R)."""
+    about, log_z = tilted_rows(q, worth, tilt)
+    budget = (delta - tilt * least + log_z).clamp(min=0.0)
+    geometry = geometry_of(about, p, KL)
+    best = geometry.measured(solve_edges(geometry, "delta", budget))
+    unspent = best.price * (budget - best.divergence).clamp(min=0.0)
+    gap = best.gap + torch.where(unspent.isfinite(), unspent, 0.0)
+    spent = KL.value(best.rows, q).clamp(min=0.0)
+    return best.rows, torch.stack([best.acceptance, spent, tilt, best.price, gap])
+
+
+def _by_worth_alone(
+    q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow
+) -> tuple[Rows, Tensor]:
+    """Return the knapsack's rows as :func:`_about` does; their nats may exceed ``delta``.
+
+    Drafted mass is given up in order of its worth, the least first, and goes to the tokens of the
+    most. Tokens of equal worth share what is left to them, or comes to them, in the way of the
+    fewest nats.
+    """
+    top = torch.where(q > 0, worth, -math.inf).amax(-1, keepdim=True)
+    lost = torch.where(q > 0, top - worth, 0.0)
+    kept, room = torch.where(q > 0, p, 0.0), top - least[:, None]
+    order = lost.argsort(-1, descending=True)
+    dear, mass = lost.gather(-1, order), kept.gather(-1, order)
+    paid = (mass * dear).flip(-1).cumsum(-1).flip(-1)  # by a token and those of more worth
+    cut = (paid > room).sum(-1, keepdim=True) - 1  # place of the marginal token
+    marginal = torch.where(cut >= 0, dear.gather(-1, cut.clamp(min=0)), math.inf)
+    rate = 1 / marginal
+    bound = ((kept * (1 - rate * lost).clamp(min=0.0)).sum(-1, keepdim=True) + rate * room)[:, 0]
+    rows, tied, first = torch.where(lost < marginal, kept, 0.0), lost == marginal, lost == 0
+    left = (room - (rows * lost).sum(-1, keepdim=True)) / marginal
+    rows = torch.where(tied, _shared(q, kept, tied, left.clamp(min=0.0), torch.minimum), rows)
+    rest = 1 - torch.where(first, 0.0, rows).sum(-1, keepdim=True)
+    rows = torch.where(first, _shared(q, kept, first, rest, torch.maximum), rows)
+    accepted, none = torch.minimum(p, rows).sum(-1), torch.zeros_like(delta)
+    spent = KL.value(rows, q).clamp(min=0.0)
+    return rows, torch.stack([accepted, spent, none + math.inf, none, bound - accepted])
+
+
+def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, closer: Any) -> Rows:
+    """Return the row min(p, s q), or max, of this mass ``among`` some tokens."""
+    own_q, own_p = (torch.where(among, row, 0.0) for row in (q, p))
+
+    def of_level(level: PerRow) -> tuple[PerRow, PerRow]:
+        return closer(own_p, level[:, None] * own_q).sum(-1), level + math.nan
+
+    low = torch.zeros_like(mass[:, 0])
+    high = low + 1 / own_q.where(own_q > 0, math.inf).amin(-1)
+    level = convex_root(of_level, high, low, mass[:, 0])
+    rows = closer(own_p, level[:, None] * own_q)
+    return rows * (mass / rows.sum(-1, keepdim=True)).nan_to_num(nan=1.0, posinf=1.0)
+
+
+def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Rows, Tensor]:
+    """Return :func:`_about` at the θ where its row has the least worth that is allowed."""
+    none, given = torch.zeros_like(delta), (q, p, worth, delta, least)
+
+    def short_of(mean: PerRow) -> tuple[PerRow, PerRow]:
+        return least - mean, none + math.nan
+
+    def of_target(tilt: PerRow) -> tuple[PerRow, PerRow]:
+        return short_of((tilted_rows(q, worth, tilt)[0] * worth).sum(-1))
+
+    def of_row(tilt: PerRow) -> tuple[PerRow, PerRow]:
+        return short_of((_about(tilt, *given)[0] * worth).sum(-1))
+
+    cheapest = convex_root(of_target, none, _beyond(of_target, worth, none), none)
+    log_z = tilted_rows(q, worth, cheapest)[1]
+    missing = cheapest * least - log_z - delta
+    if bool((missing > ROUNDING * (1 + delta)).any()):
+        row = int(missing.argmax())
+        raise ValueError(
+            f"delta, at_least: a row must exist within both; got a row whose worth of "
+            f"{float(least[row]):g} takes {float(delta[row] + missing[row]):.6g} nats or more"
+        )
+    tilt = convex_root(of_row, none, _beyond(of_row, worth, none), none)
+    return _about(tilt, *given)
+
+
+def _beyond(short: Any, worth: Rows, none: PerRow) -> PerRow:
+    """Return a θ for each row at which its worth is reached, as far as float64 has one."""
+    tilt = none + 1 / worth.std(-1, correction=0).clamp(min=1e-300)
+    for _ in range(MOST_FACTORS):
+        lacking = short(tilt)[0] > 0
+        if not bool(lacking.any()):
+            break
+        tilt = torch.where(lacking, tilt * FASTER, tilt).clamp(max=1e300)
+    return tilt
