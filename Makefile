@@ -53,11 +53,8 @@ $(PAGES): $(TESTED)
 
 setup: $(TESTED)  ## create .venv with the tested versions
 
-demo: $(STAMP)  ## the main job: two models in, one table and two pictures out (demo/)
-	@$(BIN)/python -m simulations demo --num-prompts 5 --repeats 2 --policy speculative \
-	  --policy typical --policy lenience:lenience=0.5 --policy cactus:delta=0.1 \
-	  --policy cactus:delta=1 --policy cactus_exact:delta=0.1 --policy band:delta=0.1 \
-	  --policy band:price=1
+demo: $(STAMP)  ## the main job: two models in, tables and two pictures out (demo/)
+	@$(BIN)/python -m simulations demo --num-prompts 4 --repeats 2
 
 test: $(TESTED)  ## the test suite
 	@$(PYTEST)

@@ -1,53 +1,90 @@
-"""Tokens a target call against emitted KL of each policy in a real decode."""
+"""Tokens a target call at equal nats on logged rows, and the speed of decodes at such settings."""
 
 from . import _style as style
-from ._style import Axes, Figure, Path, Row
+from ._style import Any, Axes, Figure, Path, Row
 
-LOSSLESS_AT = 1e-3  # where an emitted KL of zero is drawn on the logarithmic axis
+Curves = dict[str, dict[float, tuple[float, float, float]]]
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``policies.csv``: one panel per kind of gain."""
-    rows = [row for row in style.read(data / "policies.csv") if row["policy"] != "plain"]
-    widest = max(row["num_draft_tokens"] for row in rows)
-    figure, (calls, speed) = style.panels(2, height=3.8)
-    same = [row for row in rows if row["num_draft_tokens"] == widest]
-    tuned = [row for row in rows if row["tuned"] == "True"]
-    _panel(calls, same, "tokens_per_call", "tokens per target call")
-    _panel(speed, tuned, "speedup", "speed-up over plain")
-    calls.set_title(f"Tokens bought by divergence, K = {widest:g}")
-    speed.set_title("Measured speed, each at its fastest K")
-    style.legend_below(figure, calls, across=3)
+    """Return the figure from ``equal_nats.csv`` and ``policies.csv``, each at its fastest K."""
+    figure, (calls, speed) = style.panels(2, height=3.6)
+    _calls(calls, style.read(data / "equal_nats.csv"))
+    _speed(speed, style.read(data / "policies.csv"))
+    style.legend_below(figure, calls, across=5)
     return figure
 
 
-def _panel(axes: Axes, rows: list[Row], key: str, name: str) -> None:
-    """Draw one panel, a curve for each series of a knob."""
-    heights = [row[key] for row in rows]
-    margin = 0.08 * (max(heights) - min(heights) or 1.0)
-    axes.set_ylim(min(heights) - margin, max(heights) + margin)
-    ticks = (0.01, 0.1, 1.0)
-    style.log_axis(axes.xaxis, (LOSSLESS_AT, *ticks), "emitted KL per token, nats")
-    axes.set_xlim(LOSSLESS_AT * 0.6, 25 * max(row["emitted_kl_per_token"] for row in rows))
-    axes.set_xticklabels(["0", *(f"{value:g}" for value in ticks)])
-    axes.set_ylabel(name)
-    if key == "speedup":
-        axes.axhline(1, color=style.MUTED, lw=0.8, ls=":")
-    named = [(style.series(row["policy"], row["knob"]), row) for row in rows]
-    for series in sorted({name for name, _ in named}):
-        own = sorted((row for name, row in named if name == series), key=lambda r: _at(r, key))
-        points = zip(*(_at(row, key) for row in own), strict=True)
-        look = style.look(series).options(4.5)
-        axes.plot(*points, lw=0.9, label=_name(own), **look)
+def _calls(axes: Axes, rows: list[Row]) -> None:
+    """Draw each policy through the nats it was solved for; the others where they are."""
+    curves: Curves = {}
+    for row in rows:
+        if row["held"] and row["nats"] is not None:
+            point = row["nats"], row["over_lossless"], row["over_lossless_se"] or 0.0
+            curves.setdefault(row["policy"].partition(":")[0], {})[row["asked"]] = point
+    for name, points in curves.items():
+        nats, ratio, error = zip((0.0, 1.0, 0.0), *points.values(), strict=True)
+        options = _look(name) | {"label": name, "elinewidth": 0.6, "lw": 1.4}
+        axes.errorbar(nats, ratio, error, zorder=4 if name == "band" else 3, **options)
+    for row in rows:
+        if not row["held"] and row["nats"]:
+            options = _look(row["policy"].partition(":")[0]) | {"ls": "", "ms": 7}
+            at, name = (row["nats"], row["over_lossless"]), _name(row["policy"], ", ")
+            axes.plot(*at, **options)
+            place: Any = {"xytext": (0.98, 0.06), "textcoords": "axes fraction", "ha": "right"}
+            arrow = {"arrowstyle": "-", "color": options["color"], "lw": 0.7, "shrinkB": 5}
+            text = f"{name} spends\n{row['nats']:.2g} nats a token"
+            look = {"color": options["color"], "fontsize": 7.5, "arrowprops": arrow}
+            axes.annotate(text, at, **place, **look)
+    axes.plot(0, 1, "s", color=style.INK, ms=4.5, label="lossless", zorder=5)
+    band = curves.get("band", {})
+    best = band and all(band[level][1] >= own[level][1]
+                        for own in curves.values() for level in own.keys() & band)  # fmt: skip
+    axes.set_title("At equal nats the band leads" if best else "Policies at equal nats")
+    axes.set(xlabel="emitted KL, nats a token", ylabel="tokens a target call, × lossless")
+    axes.margins(0.06)
 
 
-def _at(row: Row, key: str) -> tuple[float, float]:
-    return max(row["emitted_kl_per_token"], LOSSLESS_AT), row[key]
+def _speed(axes: Axes, rows: list[Row]) -> None:
+    """Draw the speed-up of each method at its fastest K, and the nats that it spent."""
+    falling = sorted(rows, key=lambda row: -row["speedup_over_plain"])
+    fastest: dict[str, Row] = {}
+    for row in falling:
+        if row["method"] != "plain":
+            fastest.setdefault(_name(_spec(row)), row)
+    for place, row in enumerate(fastest.values()):
+        value, low, high = (row[f"speedup_over_plain{end}"] for end in ("", "_low", "_high"))
+        colour = style.INK if row["method"] == "speculative" else _look(row["method"])["color"]
+        error: Any = [[value - low], [high - value]]
+        bar = {"height": 0.6, "error_kw": {"elinewidth": 0.8}}
+        axes.barh(place, value, xerr=error, color=colour, ecolor=style.MUTED, **bar)
+        text = f"{row['emitted_kl_per_token']:.2g} nats"
+        style.label(axes, text, (0, place), "white", shift=(4, 0), fontsize=7.5)
+    axes.set_yticks(range(len(fastest)), fastest, fontsize=7.5)
+    axes.invert_yaxis()
+    axes.axvline(1, color=style.MUTED, lw=0.8, ls=":")
+    axes.set_title("Measured speed and nats")
+    axes.set_xlabel("tokens a second, × plain decoding")
 
 
-def _name(rows: list[Row]) -> str:
-    """Return the policy with its knob's values, in order of what is emitted."""
-    knob, _, _ = str(rows[0]["knob"] or "").partition("=")
-    values = ", ".join(str(row["knob"] or "").partition("=")[2] for row in rows)
-    name = rows[0]["policy"].replace("_", " ")
-    return f"{name}, {knob.replace('delta', 'δ')} {values}" if knob else name
+def _spec(row: Row) -> str:
+    return row["method"] if row["knob"] is None else f"{row['method']}:{row['knob']}"
+
+
+def _name(spec: str, between: str = "\n") -> str:
+    """Return a policy and its knobs, with three digits."""
+    name, _, knobs = spec.partition(":")
+    parts = [knob.partition("=")[::2] for knob in knobs.split(",") if knob]
+    shown = [f"{'' if knob == name else knob} {_digits(value)}".strip() for knob, value in parts]
+    return between.join(["lossless" if name == "speculative" else name, *shown])
+
+
+def _digits(value: str) -> str:
+    try:
+        return f"{float(value):.3g}"
+    except ValueError:
+        return value
+
+
+def _look(name: str) -> dict[str, Any]:
+    return style.look("band_price" if name == "band" else name).options(4.5)

@@ -84,7 +84,7 @@ ENTRIES = (
     Entry("lengths_smollm2_skip3=lengths", FEW_TEXTS,
           inputs=f"{SMOLLM} {{shared}}/prompts/chat.jsonl "
           "{root}/paper_figures/data/price_travels_smollm2_skip3.csv"),
-    Entry("policies band_row",
+    Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policy speculative --policy cactus:delta=0.1 --policy band:price=0.5 "
           f"{FEW}"),

@@ -131,17 +131,22 @@ prompts needed: so many make x lossless differ from 1 at 95 %, in four of five s
 
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
     """Return every method at its fastest K, and how long answers are."""
-    width, rows = width_of_terminal(WIDEST), tables["throughput"]
-    texts = []
-    for batch in dict.fromkeys(row["batch"] for row in rows):
-        title = f"\nbatch {batch}, every method at its fastest K on these texts"
-        tuned = _tuned([row for row in rows if row["batch"] == batch])
-        texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
+    width, texts = width_of_terminal(WIDEST), [speeds(tables["throughput"])]
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     named, last = [row | {"name": name(row)} for row in tables["answers"]], "length_ratio_se"
     known = {column for row in named for column in row if row[column] not in (None, "")}
     heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
     texts.append(columns(named, heads, "\nwhole answers", last))
+    return "\n".join(texts)
+
+
+def speeds(rows: Sequence[Row]) -> str:
+    """Return a table a batch size, of every method at its fastest K."""
+    texts = []
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        title = f"\nbatch {batch}, every method at its fastest K on these texts"
+        tuned = _tuned([row for row in rows if row["batch"] == batch])
+        texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     return "\n".join(texts)
 
 
