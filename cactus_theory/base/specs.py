@@ -217,3 +217,31 @@ def _blame(path: Path, error: BaseException) -> str:
     if not lines:
         return f"{path.name}: {message}"
     return f"{path.name}, line {lines[-1].lineno} ({lines[-1].line}): {message}"
+
+
+def files_of(method: str) -> list[Path]:
+    """Return the files that decide what a method does: of rule and divergence."""
+    files = [file_of(method), *map(_file_of_knob, _parts(method)[1])]
+    return [file for file in files if file is not None]
+
+
+def label(method: str) -> tuple[str, str]:
+    """Return name and knobs as tables show them: files without their folders."""
+    name, knobs = _parts(method)
+    return name, ",".join(map(_without_folder, knobs))
+
+
+def _parts(method: str) -> tuple[str, list[str]]:
+    file = file_of(method)
+    start = "" if file is None else f"{file.name}:"
+    name, _, knobs = method[method.find(start) + len(start) :].partition(":")
+    return start + name, knobs.split(",")
+
+
+def _file_of_knob(knob: str) -> Path | None:
+    return file_of(knob.partition("=")[2])
+
+
+def _without_folder(knob: str) -> str:
+    file = _file_of_knob(knob)
+    return knob if file is None else knob.replace(str(file), file.name)

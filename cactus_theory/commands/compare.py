@@ -6,6 +6,7 @@ from typing import Any
 
 from cactus_theory.base import defaults
 from cactus_theory.base.files import write_whole
+from cactus_theory.base.provenance import provenance
 from cactus_theory.base.tables import print_json, write_csv
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
@@ -16,6 +17,7 @@ from cactus_theory.commands.flags import (
     refuse,
     shown_frontier,
     source,
+    written,
 )
 from cactus_theory.commands.plot import WIDTHS, save_comparison
 from cactus_theory.divergences import read_divergence
@@ -24,6 +26,8 @@ from cactus_theory.traces.rows import SavedRows
 from cactus_theory.tuning.compare import compare
 from cactus_theory.verify.contract import verifiers
 
+# flags that say where results go and how they are shown
+PLACES = "csv", "json", "latex", "plot", "width"
 USUAL = {"verifier": [defaults.VERIFIER], "undrafted": UNDRAFTED[0]}
 
 
@@ -53,25 +57,27 @@ def run(args: argparse.Namespace) -> int:
         refuse(args, of_traces, "must be given with a trace", **USUAL)
     rows, kind = source(args), read_divergence(args.divergence)
     progress = Progress("solving knobs, lines", 1)
+    made = provenance(written(args.parser.prog, args.parser, args, PLACES))
 
     def keep(lines: list[dict[str, Any]], total: int) -> None:
         progress.of(len(lines), total)
         if args.csv:
-            write_csv(args.csv, lines, {"divergence": kind.spec})
+            write_csv(args.csv, lines, {"divergence": kind.spec} | made)
 
     held: dict[str, Any] = {"nats": args.nats, "acceptance": args.acceptance}
     ways: dict[str, Any] = {"verifiers": args.verifier, "widths": args.num_draft_tokens or [None]}
     ways["undrafted"] = args.undrafted
     found = compare(args.policy, rows, divergence=kind, on_line=keep, **held, **ways)
     if args.latex:
-        write_whole(args.latex, found.latex().encode())
+        notes = "".join(f"% {name}: {value}\n" for name, value in made.items())
+        write_whole(args.latex, f"{notes}{found.latex()}".encode())
     if args.plot:
         line = None
         if isinstance(rows, SavedRows) and kind.additive and kind.priced:
             line = shown_frontier(rows.target_probs, rows.draft_probs, kind.spec)
         save_comparison(args.plot, found, line, args.width)
     if args.json:
-        print_json(found.notes | {"solved": found.solved, "lines": found.lines})
+        print_json(found.notes | {"provenance": made, "solved": found.solved, "lines": found.lines})
     else:
         print(found)
     return 0 if found.solved else 1

@@ -15,6 +15,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
 from cactus_theory.base.rows import load_rows, pair_of
+from cactus_theory.base.specs import files_of, label
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.plot import METADATA
 from cactus_theory.decoding.truncation import WHOLE, Cuts
@@ -45,6 +46,38 @@ class Repeated(argparse.Action):
         """Add a value to those that were given."""
         own = getattr(namespace, self.dest)
         setattr(namespace, self.dest, [values] if own is self.default else [*own, values])
+
+
+def written(
+    head: str, parser: argparse.ArgumentParser, args: argparse.Namespace, leave_out: Sequence[str]
+) -> str:
+    """Return a command with every flag that is not at its default, for the provenance.
+
+    ``leave_out`` are flags for where results go. Of files elsewhere only the name is kept.
+    """
+    positional, flags = [head], []
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if not action.option_strings and action.dest != "help":
+            positional += [] if value is None else [_words(value)]
+        elif isinstance(action, Repeated):
+            given = [] if value in (None, action.default) else value
+            flags += [f"{flag(action.dest)} {_words(own)}" for own in given]
+        elif action.dest not in (*leave_out, "help") and value != action.default:
+            flags.append(f"{flag(action.dest)} {_words(value)}".rstrip())
+    return " ".join([*positional, *flags])
+
+
+def _words(value: Any) -> str:
+    if value is True:
+        return ""  # the flag says it
+    if isinstance(value, list | tuple):
+        return " ".join(map(_words, value))
+    if isinstance(value, Path) or (isinstance(value, str) and Path(value).is_absolute()):
+        return Path(value).name
+    if isinstance(value, str) and files_of(value):
+        return ":".join(filter(None, label(value)))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def add_policy(

@@ -5,14 +5,13 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.specs import file_of
+from cactus_theory.base.specs import file_of, label
 from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import schedule
 from cactus_theory.decoding.schedule import check_rule, read_rule
@@ -288,31 +287,3 @@ def name(row: Record) -> str:
 def method(row: Mapping[str, Any]) -> str:
     """Return a row's method with its knobs, and its verifier unless usual or not said."""
     return at(":".join(filter(None, [row["method"], row["knob"]])), row.get("verifier"))
-
-
-def files_of(method: str) -> list[Path]:
-    """Return the files that decide what a method does: of rule and divergence."""
-    files = [file_of(method), *map(_file_of_knob, _parts(method)[1])]
-    return [file for file in files if file is not None]
-
-
-def label(method: str) -> tuple[str, str]:
-    """Return name and knobs as tables show them: files without their folders."""
-    name, knobs = _parts(method)
-    return name, ",".join(map(_without_folder, knobs))
-
-
-def _parts(method: str) -> tuple[str, list[str]]:
-    file = file_of(method)
-    start = "" if file is None else f"{file.name}:"
-    name, _, knobs = method[method.find(start) + len(start) :].partition(":")
-    return start + name, knobs.split(",")
-
-
-def _file_of_knob(knob: str) -> Path | None:
-    return file_of(knob.partition("=")[2])
-
-
-def _without_folder(knob: str) -> str:
-    file = _file_of_knob(knob)
-    return knob if file is None else knob.replace(str(file), file.name)

@@ -8,13 +8,12 @@ from typing import Any
 
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
+from cactus_theory.base.specs import files_of
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import Repeated, add_chat, flag, rendered_ids
+from cactus_theory.commands.flags import add_chat, flag, rendered_ids, written
 from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.load import Source, dtype_rule
-
-from .grid import files_of, label
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "simulations" / "pair"
@@ -120,27 +119,12 @@ def check_numbers(args: argparse.Namespace, numbers: Numbers) -> None:
             raise ValueError(f"{flag(name)}: must be in (0, 1); got {value}")
 
 
-def command_line(args: argparse.Namespace, leave_out: tuple[str, ...]) -> str:
-    """Return the command with every flag that is not at its default, for the provenance.
-
-    ``args`` as ``python -m simulations`` parses them, with the command's name and its flags;
-    ``leave_out`` are flags for where results go. Of files, only the name is kept.
-    """
+def command_line(args: argparse.Namespace, leave_out: Sequence[str]) -> str:
+    """Return the command, as :func:`written` does, of ``args`` as ``python -m simulations`` has."""
     parser = argparse.ArgumentParser()
-    positional = [args.command, *([args.table] if "table" in args else [])]
     args.declare(parser)
-    flags = []
-    for action in parser._actions:
-        value = getattr(args, action.dest, None)
-        if not action.option_strings and action.dest != "help":
-            positional += [] if value is None else [_words(value)]
-        elif isinstance(action, Repeated):
-            given = [] if value in (None, action.default) else value
-            flags += [f"{flag(action.dest)} {_words(own)}" for own in given]
-        elif action.dest not in (*leave_out, "help") and value != action.default:
-            words = "" if value is True else _words(value)
-            flags.append(f"{flag(action.dest)} {words}".rstrip())
-    return " ".join(["python -m simulations", *positional, *flags])
+    head = ["python -m simulations", args.command, *([args.table] if "table" in args else [])]
+    return written(" ".join(head), parser, args, leave_out)
 
 
 def digest(content: bytes) -> str:
@@ -167,18 +151,6 @@ def code_digest(*patterns: str) -> str:
     return digest(
         b"".join(path.relative_to(ROOT).as_posix().encode() + path.read_bytes() for path in files)
     )
-
-
-def _words(value: Any) -> str:
-    if value is True:
-        return ""  # the flag says it
-    if isinstance(value, list | tuple):
-        return " ".join(map(_words, value))
-    if isinstance(value, Path):
-        return value.name
-    if isinstance(value, str) and files_of(value):
-        return ":".join(filter(None, label(value)))
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def load_prompts(path: str | Path, tokenizer: Any) -> list[list[int]]:

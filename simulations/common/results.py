@@ -4,18 +4,15 @@ import argparse
 import csv
 import importlib.metadata
 import io
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from cactus_theory.base import tables
 from cactus_theory.base.files import write_whole
+from cactus_theory.base.provenance import provenance
 from cactus_theory.base.tables import fitted, shown, text_table, width_of_terminal
 
 from .inputs import command_line
@@ -26,42 +23,11 @@ WIDEST = 120
 DIGITS = 12
 
 
-def provenance(command: str) -> dict[str, str]:
-    """Return the provenance of a result: command, UTC day, versions, kind of machine.
-
-    Holds no host name, user or path beyond what ``command`` says.
-    """
-    return {
-        "command": command,
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "machine": machine_kind(),
-    }
-
-
-def machine_kind() -> str:
-    """Return cores, processor and torch threads, such as ``2-core AMD EPYC, 1 thread``."""
-    threads = torch.get_num_threads()
-    plural = "" if threads == 1 else "s"
-    return f"{os.cpu_count()}-core {_processor()}, {threads} thread{plural}"
-
-
 def package_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def write_csv(

@@ -122,12 +122,15 @@ def test_the_command_prints_writes_and_draws(files, capsys) -> None:
     table = (files / "t.csv").read_text().splitlines()
     lines = list(csv.DictReader(line for line in table if line[0] != "#"))
     assert [line["asked"] for line in lines] == ["", "0.02", "0.02", "0.1", "0.1"]
+    command = f"cactus-theory {' '.join([*asked, '0.02', '0.1'])}"
+    assert {"# divergence: kl", f"# command: {command}"} < set(table)
     text = (files / "t.tex").read_text()
+    assert f"% command: {command}\n" in text and "% machine: " in text and "% torch: " in text
     assert text.count("\\\\\n") == 6 and "\\toprule" in text and "mine.py" in text
     assert (files / "t.pdf").read_bytes().startswith(b"%PDF")
     assert main([*asked, "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["solved"]
+    assert found["solved"] and found["provenance"]["command"].endswith("--policy band --nats 0.1")
     assert found["lines"][-1]["nats"] == pytest.approx(float(lines[-1]["nats"]), rel=2 * EXACT)
 
 
@@ -163,8 +166,9 @@ def test_lines_made_before_an_interrupt_are_kept(files, monkeypatch, capsys) -> 
     asked = ["compare", "rows.npz", "--policy", "band", "--policy", "cactus", "--csv", "t.csv"]
     assert main(asked) == 130
     assert "lines made so far are in --csv" in capsys.readouterr().err
-    kept = [line.partition(",")[0] for line in (files / "t.csv").read_text().splitlines()[2:]]
-    assert [policy.partition(":")[0] for policy in kept] == ["speculative", "band"]
+    table = (files / "t.csv").read_text().splitlines()
+    kept = [line.partition(":")[0].partition(",")[0] for line in table if line[0] != "#"]
+    assert kept == ["policy", "speculative", "band"]
 
 
 def test_a_row_that_spends_without_end_is_no_number_of_the_picture(files) -> None:

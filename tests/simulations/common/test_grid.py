@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from cactus_theory.base.specs import files_of, label
 from simulations.common import grid as grid_module
-from simulations.common.grid import Config, Grid, checked_policy, configs, files_of, label
+from simulations.common.grid import Config, Grid, checked_policy, configs
 from simulations.common.journal import Journal
 
 
