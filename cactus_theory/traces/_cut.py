@@ -9,9 +9,11 @@ cell the same share. Sizes matter, not only masses: entropies and roots do not a
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cactus_theory.base.arguments import normalised
 from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
 
 # tokens of a row that stand alone at most, and the mass of q and of p below which no more do
@@ -136,3 +138,17 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
     if not torch.isin(drawn * vocab + drafted, held).all():
         return "a drafted token must have an entry of its own in its row"
     return ""
+
+
+def merged(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows (N, V) with tokens of equal q and equal p, as those of a cell, as one entry.
+
+    Divergences and overlaps of (N, W) stay those of (N, V): terms of a token are linear in its mass
+    at given p/q. What counts single tokens does not stay.
+    """
+    parts = []
+    for q, p in zip(target.numpy(), draft.numpy(), strict=True):
+        pairs, counts = np.unique(q + 1j * p, return_counts=True)
+        parts.append(torch.from_numpy(pairs * counts))
+    rows = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    return normalised(rows.real.contiguous()), normalised(rows.imag.contiguous())

@@ -12,6 +12,8 @@ from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
 from cactus_theory.policies import Policy, list_policies
+from cactus_theory.traces._cut import merged
+from cactus_theory.traces._folder import CUT
 from cactus_theory.traces.ends import LOSSLESS
 from cactus_theory.traces.estimate import Estimate, Replay, valued
 from cactus_theory.traces.replays import draft_width
@@ -213,6 +215,8 @@ class _Table:
             self.rows = source.target_probs, source.draft_probs
         elif source.manifest.total("draft_rows"):
             self.rows = source.rows()
+            if CUT in source.header.details:  # a hundredth of the entries, the same optimum
+                self.rows = merged(*self.rows)
 
     def add(self, family: Family, width: int, held: str | None, level: float) -> None:
         """Add the line of a policy where it spends, or accepts, ``level``; as it is for None."""

@@ -41,6 +41,9 @@ NARROW = 1e-6
 MOST_STEPS = 100
 # points of a grid: geometric ones over the range, and even ones
 POWERS, EVEN = 16, 12
+# relative difference of two neighbours above the level that are taken for a plateau, a heuristic: a
+# rule that jumps at its lossless end spends the same at all of the least x
+FLAT = 0.01
 Point = tuple[float, float]
 Run = Callable[[Policy, int], dict[int, Any]]
 
@@ -138,6 +141,8 @@ class Knobs:
         tried = {*self.spent[width], *self.errors}
         if not points and not tried:
             return self.solved.get(max(self.solved, default=0), family.first)
+        flat = [(low[0], high[0]) for low, high in pairwise(points)
+                if level < low[1] and abs(high[1] - low[1]) <= FLAT * low[1]]  # fmt: skip
         for low, high in pairwise(points):
             if (low[1] - level) * (high[1] - level) < 0 and self._wide(low[0], high[0]):
                 return _between(low, high, level if step % HALVING else None)
@@ -146,6 +151,8 @@ class Knobs:
             up = not sides.pop()
             x = _beyond(points[-2:] if up else points[:2], level)
             near, x = points[-1 if up else 0][0], min(max(x, family.least), family.most)
+            if not up and flat and flat[0][0] == near:
+                x = family.least
             wrong = [other for other in self.errors if (other > near) == up]
             if wrong:  # between the last value that can be run and the first that cannot
                 x = math.sqrt(near * (min if up else max)(wrong))
@@ -154,7 +161,8 @@ class Knobs:
         if family.trusted:
             return None
         values = {family.value(x) for x in tried}
-        return next((x for x in _grid(family) if family.value(x) not in values), None)
+        free = (x for x in _grid(family) if family.value(x) not in values)
+        return next((x for x in free if not any(low < x < high for low, high in flat)), None)
 
     def _wide(self, low: float, high: float) -> bool:
         """Return whether a value of the knob may lie between two."""

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import cactus_theory as ct
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
-from cactus_theory.traces._cut import ALONE, REST, cut_row
+from cactus_theory.traces._cut import ALONE, REST, cut_row, merged
 from cactus_theory.traces._shard import from_bytes, pack, to_bytes
 
 tensor_files = pytest.importorskip("safetensors.torch")
@@ -160,3 +161,16 @@ def test_damaged_cut_rows_are_refused(damage, said: str) -> None:
     content = to_bytes(pack([cycle_of(q, p / p.sum())], torch.float32, 600), [])
     with pytest.raises(ValueError, match=f"^file: .*{said}"):
         from_bytes("file", change(content, **damage), 600, 1)
+
+
+def test_equal_tokens_of_a_row_are_merged_and_no_optimum_moves() -> None:
+    rows = Trace.open(REAL).rows()
+    few = [own[::60] for own in rows]
+    masses = merged(*few)
+    assert masses[0].shape[1] < 2_000 < few[0].shape[1]
+    for kind in ("kl", "reverse_kl", "squared_hellinger"):
+        one, other = (ct.pooled_acceptance(*own, divergence=kind, delta=0.02)
+                      for own in (few, masses))  # fmt: skip
+        assert one.mean_acceptance == pytest.approx(other.mean_acceptance, rel=1e-9)
+    overlaps = [torch.minimum(*own).sum(-1) for own in (few, masses)]
+    assert torch.allclose(*overlaps, rtol=1e-9)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import cactus_theory as ct
 from cactus_theory.traces import replay
@@ -107,6 +108,21 @@ def test_rules_are_solved_by_what_they_declare_monotone_or_not(rule) -> None:
 def test_a_rule_that_cannot_be_solved_says_why(rule, nats: float, said: str) -> None:
     with pytest.raises(Unsolved, match=said):
         ct.solve_knob(rule, ROWS, nats=nats)
+
+
+def test_a_rule_that_jumps_at_its_lossless_end_is_given_up_after_few_passes() -> None:
+    passes = []
+
+    @ct.rule(vectorised=True, direction=+1, strict=0.0, knob_range=(0, 1))
+    def between(q, p, *, share=0.1):
+        passes.append(share)
+        h = q ** (1 - share) * p**share
+        return h / h.sum(-1, keepdim=True)
+
+    q, p = torch.tensor([0.4, 0.3, 0.3]), torch.tensor([0.9, 0.1, 0.0])
+    with pytest.raises(Unsolved, match="between:share: reaches at least 0.3"):
+        ct.solve_knob(between, (q, p), nats=0.05)
+    assert 1e-9 in passes and len(set(passes)) < 20
 
 
 @pytest.mark.parametrize(
