@@ -11,7 +11,7 @@ from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
 from cactus_theory.base.specs import files_of
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import add_chat, flag, rendered_ids, written
+from cactus_theory.commands.flags import add_chat, add_policy, flag, rendered_ids, written
 from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.load import Source, dtype_rule
 
@@ -48,8 +48,7 @@ def add_decode_arguments(
         add("--repeats", type=int, default=repeats, help="timed repeats, each with its own seeds")
     add("--seed", type=int, default=defaults.SEED)
     add("--threads", type=int, help="of torch (1, which is best for small models; else one a core)")
-    add("--policy", action=Repeated, default=list(policies), metavar="SPEC",
-        help="or FILE.py:NAME; may be repeated (%(default)s)")  # fmt: skip
+    add_policy(parser, "(%(default)s)", default=list(policies))
     add("--out", type=Path, default=Path(out), metavar="DIR")
 
 
