@@ -85,6 +85,9 @@ class Audit:
     acceptance: Any
     divergences: dict[str, Any]
     raised_off_head: Any
+    entropy: Any
+    surprise: Any
+    agreement: Any
     within: Any
     spent: Any
     bounds: str | None
@@ -116,6 +119,7 @@ def audit(
     acceptance : (...), Σ p φ.
     divergences : spec → (...), D(emitted‖q).
     raised_off_head : (...), see :func:`cactus_theory.emitted.raised_off_head`.
+    entropy, surprise, agreement : (...), see :func:`cactus_theory.emitted.directions`.
     within : (...) bool, whether the declared budget held; None without a budget.
     spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
         over proposals with p > 0; None without a budget. Of a policy that is not ``PerProposal``
@@ -147,7 +151,7 @@ def audit(
     target, parts = _few_rows(target_probs, draft_probs, draft_token_ids, normalise)
     batch, budget = target.shape[:-1], policy.declares.budget
     measured = ((at, _measured(policy, q, p, reference, specs)) for at, q, p in parts)
-    accepted, raised, spent, within, over, best, least, *values = (
+    accepted, raised, entropy, surprise, agreement, spent, within, over, best, least, *values = (
         None if column is None else check.scalar_like(column.reshape(batch), target_probs)
         for column in joined(measured, math.prod(batch))
     )
@@ -157,6 +161,9 @@ def audit(
         acceptance=accepted,
         divergences=dict(zip(specs, values, strict=True)),
         raised_off_head=raised,
+        entropy=entropy,
+        surprise=surprise,
+        agreement=agreement,
         within=within,
         spent=spent,
         bounds=None if budget is None else budget.bounds(isinstance(policy, PerProposal)),
@@ -170,13 +177,26 @@ def audit(
 def _measured(
     policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
-    """Return acceptance, raised mass, what :func:`_spent` does, optima and every divergence."""
+    """Return a column for each field of :class:`Audit` that has one, then every divergence."""
     law, accepted = law_and_acceptance(policy, q, p)
     kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
-    raised = raised_off_head(law, q)
-    return [accepted, raised, *_spent(policy, q, p, law), *optima, *values]
+    own = accepted, raised_off_head(law, q), *directions(law, q)
+    return [*own, *_spent(policy, q, p, law), *optima, *values]
+
+
+def directions(law: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return entropy, surprise and agreement of emitted laws h (..., V), which say where nats go.
+
+    The entropy is that of h, in nats. The surprise Σ h (−ln q) − H(q), in nats, is how much less
+    likely texts get under the target than its own are; ∞ where h emits tokens with q = 0. The
+    agreement Σ h q − Σ q² is how much more often a token of h is that of a target asked again. Both
+    are 0 for h = q, of either sign, and linear in h.
+    """
+    moved = law - q
+    surprise = -torch.special.xlogy(moved, q).sum(-1)
+    return torch.special.entr(law).sum(-1), surprise, (moved * q).sum(-1)
 
 
 def law_and_acceptance(policy: Policy, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.emitted import raised_off_head
+from cactus_theory.emitted import directions, raised_off_head
 from cactus_theory.policies import FixedTarget, Policy, _base_classes
 from tests.formulas import TEN
 from tests.rows import pair
@@ -247,3 +247,27 @@ def test_kinds_of_ids_and_their_shapes() -> None:
     torch.testing.assert_close(several.acceptance, Q[0, :3])
     batch = Q.reshape(2, 3, 7), IDS.reshape(2, 3)
     assert ct.audit(rule, batch[0], None, draft_token_ids=batch[1]).acceptance.shape == (2, 3)
+
+
+def test_entropy_surprise_and_agreement_of_a_law_by_hand() -> None:
+    q = torch.tensor([[0.5, 0.25, 0.25, 0.0]], dtype=torch.float64)
+    h = torch.tensor([[0.25, 0.5, 0.25, 0.0]], dtype=torch.float64)
+    entropy, surprise, agreement = (float(own) for own in directions(h, q))
+    assert entropy == pytest.approx(1.5 * math.log(2)) and agreement == -0.0625
+    assert surprise == pytest.approx(0.25 * math.log(2))  # a quarter moved from ln 2 to ln 4
+    assert [float(own) for own in directions(q, q)] == [entropy, 0.0, 0.0]
+    outside = torch.tensor([[0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
+    assert float(directions(outside, q)[1]) == math.inf
+    colder = q**2 / (q**2).sum()
+    _, surprise, agreement = (float(own) for own in directions(colder, q))
+    assert surprise < 0 < agreement  # a colder target emits what is likelier, and agrees more
+
+
+def test_an_audit_has_them_by_row() -> None:
+    source = torch.Generator().manual_seed(0)
+    rows = torch.rand(2, 5, 7, generator=source, dtype=torch.float64) + 0.01
+    q, p = rows / rows.sum(-1, keepdim=True)
+    report = ct.audit("cactus:delta=1", q, p)
+    due = directions(ct.emitted_law("cactus:delta=1", q, p), q)
+    for name, own in zip(("entropy", "surprise", "agreement"), due, strict=True):
+        assert torch.allclose(getattr(report, name), own, atol=1e-12)

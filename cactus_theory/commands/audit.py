@@ -32,6 +32,7 @@ from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.ends import end_ratio, foretold, tells
 from cactus_theory.traces.estimate import Estimate, valued
 from cactus_theory.traces.rows import pooled_audit, row_pairs
+from cactus_theory.tuning.compare import SIGNED
 
 # columns of the table of policies that hold words
 WORDS = (0, 6)
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         "best acceptance at that cost": report.optimum_acceptance,
         "least cost at that acceptance": report.optimum_divergence,
         "raised off the head": report.raised_off_head,
+        **{name: getattr(report, name) for name in SIGNED},
     }
     if report.spent is not None:
         columns |= {"spent": report.spent, "within": report.within}

@@ -14,7 +14,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.emitted import audit, best_acceptance, law_and_acceptance
+from cactus_theory.emitted import audit, best_acceptance, directions, law_and_acceptance
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
@@ -78,7 +78,8 @@ class RowMeans:
     Attributes
     ----------
     policy : its spec.
-    acceptance, divergence, entropy : Σ p φ, D(emitted‖q), and the entropy of the emitted law, nats.
+    acceptance, divergence : Σ p φ, and D(emitted‖q).
+    entropy, surprise, agreement : of the emitted law, :func:`cactus_theory.emitted.directions`.
     largest : of all rows, the largest divergence.
     share : as of :func:`pooled_audit`; NaN unless it was asked for.
     """
@@ -87,6 +88,8 @@ class RowMeans:
     acceptance: Estimate
     divergence: Estimate
     entropy: Estimate
+    surprise: Estimate
+    agreement: Estimate
     largest: float
     share: Estimate
 
@@ -94,19 +97,20 @@ class RowMeans:
 @one_thread()
 def row_means(policy: Policy, source: Source, kind: Divergence, best: bool = False) -> RowMeans:
     """Return the means of a policy over all rows, ``best`` beside the best acceptance of each."""
-    sums, largest = np.zeros((5, source.texts)), 0.0
+    sums, largest = np.zeros((7, source.texts)), 0.0
     for text, q, p in row_pairs(source, ENTRIES):
         law, accepted = law_and_acceptance(policy, q, p)
         spent = kind.value(law, q)
         largest = max(largest, float(spent.max()))
         optimum = best_acceptance(q, p, kind, spent) if best else torch.zeros_like(spent)
-        parts = torch.ones_like(spent), accepted, spent, torch.special.entr(law).sum(-1), optimum
+        parts = torch.ones_like(spent), accepted, optimum, spent, *directions(law, q)
         np.add.at(sums.T, text.numpy(), torch.stack(parts, -1).numpy())
-    rows, accepted, *means, optima = sums
+    rows, accepted, optima, *means = sums
     ratio = lambda above, below: ratio_of_sums(above, below, source.fingerprint)  # noqa: E731
-    divergence, entropy = (ratio(own, rows) for own in means)
-    share = ratio(accepted, optima)
-    return RowMeans(policy.spec, ratio(accepted, rows), divergence, entropy, largest, share)
+    divergence, *signed = (ratio(own, rows) for own in means)
+    entropy, surprise, agreement = signed
+    own = ratio(accepted, rows), divergence, entropy, surprise, agreement
+    return RowMeans(policy.spec, *own, largest, ratio(accepted, optima))
 
 
 def row_pairs(

@@ -31,20 +31,24 @@ USUAL_NATS = (0.05,)
 NEAR = 0.01
 WIDEST = 140
 # columns that are means over rows, or their maximum
-OF_ROWS = "entropy", "largest_row", "share_of_row_optimum", "share_of_pooled_optimum"
+SIGNED = "entropy", "surprise", "agreement"
+OF_ROWS = "largest_row", "share_of_row_optimum", "share_of_pooled_optimum"
 # column of a table → head, and how its value is shown
 COLUMNS = {
     "policy": ("policy", ""), "verifier": ("verifier", ""), "num_draft_tokens": ("K", "d"),
     "tokens_per_call": ("tokens\n/call", ".3f±"), "acceptance": ("acceptance", ".4f±"),
     "over_lossless": ("×\nlossless", ".3f±"), "over_first": ("×\nfirst", ".3f±"),
     "texts_needed": ("texts\nneeded", ",d"), "nats": ("nats", ".4f"),
-    "entropy": ("entropy", ".2f"), "largest_row": ("largest\nrow", ".2f"),
+    "entropy": ("entropy", ".2f"), "surprise": ("surprise", "+.3f"),
+    "agreement": ("agree-\nment", "+.4f"), "largest_row": ("largest\nrow", ".2f"),
     "share_of_row_optimum": ("of\nrow", ".4f"), "share_of_pooled_optimum": ("of\npooled", ".4f"),
 }  # fmt: skip
 LEGEND = """\
 ± one standard error over texts; ratios are paired by text, and texts needed make the one to the
-first policy significant; of row, of pooled: share of the best acceptance for the nats that are
-spent, row by row, and at one price on all rows"""
+first policy significant; surprise: nats a row by which emitted tokens are less likely under the
+target than its own; agreement: how much more often they are what the target would say if asked
+again; of row, of pooled: share of the best acceptance for the nats that are spent, row by row, and
+at one price on all rows"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ class Comparison:
         Σ p φ, of a trace the accepted share of drafted tokens that are decided. ``over_lossless``,
         ``over_first``: paired ratios of tokens a call, of rows of the acceptance;
         ``texts_needed`` for the second. ``nats``: what is spent a row, or a token. Of rows, and of
-        those of a trace by the chain: ``entropy`` of the emitted law, ``largest_row`` of the nats,
-        shares of both optima. ``_se`` are standard errors over texts.
+        those of a trace by the chain: ``entropy``, ``surprise`` and ``agreement`` of what is
+        emitted (:func:`cactus_theory.emitted.directions`), ``largest_row`` of the nats, shares of
+        both optima. ``_se`` are standard errors over texts.
     notes : the divergence, and how many rows, cycles and texts there are.
     """
 
@@ -258,15 +263,17 @@ class _Table:
         line |= valued("acceptance", made and made.acceptance)
         line |= valued("over_lossless", ratios[0]) | valued("over_first", ratios[1])
         line |= {"texts_needed": None} | valued("nats", made and _spent(made, self.kind))
-        line |= dict.fromkeys(OF_ROWS)
+        own, columns = None, dict[str, Any].fromkeys(OF_ROWS)
         if ratios[1]:
             off = ratios[1].value - 1, ratios[1].standard_error
             line["texts_needed"] = items_needed(*off, self.source.texts)
         if made and verifier == "chain" and self.rows is not None:
             own = row_means(policy, self.source, self.kind, best=True)
-            values = own.entropy.value, own.largest, own.share.value, self._pooled_share(own)
-            line |= dict(zip(OF_ROWS, values, strict=True))
-        return line
+            values = own.largest, own.share.value, self._pooled_share(own)
+            columns = dict(zip(OF_ROWS, values, strict=True))
+        for name in SIGNED:
+            line |= valued(name, own and getattr(own, name))
+        return line | columns
 
     def _pooled_share(self, own: RowMeans) -> float | None:
         """Return the acceptance over the best one of all rows together for the same nats."""

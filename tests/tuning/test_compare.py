@@ -54,6 +54,9 @@ def test_lines_on_rows_are_what_the_audit_says() -> None:
         assert line["over_lossless_se"] == pytest.approx(beside.standard_error, abs=1e-12)
         law = ct.emitted_law(line["policy"], *ROWS)
         assert line["entropy"] == pytest.approx(-np.nansum(law * np.log(law)) / 60, rel=1e-9)
+        moved = law - ROWS[0]
+        assert line["surprise"] == pytest.approx(-np.sum(moved * np.log(ROWS[0])) / 60, abs=1e-9)
+        assert line["agreement"] == pytest.approx(np.sum(moved * ROWS[0]) / 60, abs=1e-12)
         worst = ct.divergence("kl").value(*map(torch_rows, (law, ROWS[0]))).max()
         assert line["largest_row"] == pytest.approx(float(worst), abs=1e-9)
         best = ct.pooled_acceptance(*ROWS, delta=max(line["nats"], 0.0)).mean_acceptance
