@@ -86,7 +86,7 @@ class Knobs:
         points = self.spent[width]
         for step in range(1, MOST_STEPS):
             for x, amount in sorted(points.items()):
-                if abs(amount / level - 1) <= self.tolerance:
+                if abs(amount - level) <= self.tolerance * level:
                     self.solved[width] = x
                     return self.replays[width][x]
             if (x := self._next(width, level, step)) is None:

@@ -56,6 +56,8 @@ def test_a_family_that_always_spends_more_is_left_out(trace) -> None:
     fixed = families(ct.divergence("kl"), ["mixture:alpha=0.5"])[-1]
     assert trace_knobs(trace, fixed, [1], "kl").within(1, 1e-3) is None
     assert trace_knobs(trace, fixed, [1], "kl").within(1, 10) is not None
+    lossless = families(ct.divergence("kl"))[0]
+    assert trace_knobs(trace, lossless, [1], "kl").within(1, 0.0) is not None
 
 
 @pytest.mark.parametrize(
