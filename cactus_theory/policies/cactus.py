@@ -91,8 +91,10 @@ class CactusExact(PerProposal):
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
         """Return γ for finite delta; ``PerProposal`` handles the limits."""
         kind = known_divergence(self.divergence)
-        delta = torch.full_like(q_n, self.delta)
         if kind.generator is None:
-            return q_n * kind.ceiling(delta)
-        f, delta = kind.generator, kind.to_generator(delta)
-        return convex_root(lambda gamma: f.two_points(gamma, q_n), torch.ones_like(q_n), q_n, delta)
+            return q_n * kind.ceiling(torch.full_like(q_n, self.delta))
+        # tokens of one cell of a cut trace have one q, and a search takes as long as many sorts
+        q, places = (q_n, ...) if q_n.numel() < MANY else q_n.unique(return_inverse=True)
+        f, delta = kind.generator, kind.to_generator(torch.full_like(q, self.delta))
+        gamma = convex_root(lambda gamma: f.two_points(gamma, q), torch.ones_like(q), q, delta)
+        return gamma[places]
