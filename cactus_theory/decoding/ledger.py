@@ -13,10 +13,9 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from cactus_theory.verify.node import Node, node_of
+from cactus_theory.verify.node import Node, Nodes
 from cactus_theory.verify.tree import Tree
 
 LOSSLESS = "speculative"
@@ -142,20 +141,19 @@ class Ledger(Schedule):
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
         numbers, nodes = of_inner.tolist(), dict[int, Node]()
         spent, alive = [state.spent] * len(numbers), [1.0] * len(numbers)
-        raised = cache(lambda policy: _raised(policy, target_probs, draft, verifier))
+        rows = cache(lambda own: Nodes(verifier, Assignment((own,)), target_probs, draft))
         for node in range(draft.lengths[0] + 1):
             if node:
                 above = nodes[draft.above[0][node - 1]]
                 spent[node] = spent[draft.above[0][node - 1]] + above.charge().spent
-                if verifier.by_path and draft.continues(0, node - 1):
+                # P begins anew after deterministic tokens
+                if verifier.by_path and (draft.sampled is None or draft.flags[0][0][node - 1]):
                     alive[node] = above.next_alive
             allowed = self.cap * (state.emitted + draft.depths[0][node] + 1) * (1 - ROUNDING)
             allowed += self.burst - spent[node]
 
             def at(number: int, node: int = node) -> Node:
-                policy = self.policies[number]
-                path = alive[node], raised(policy)[node] if node < len(raised(policy)) else math.nan
-                return node_of(verifier, policy, target_probs, draft, 0, node, *path)
+                return rows(self.policies[number]).at(0, node, alive[node])
 
             numbers[node], nodes[node] = self._fitting(self.numbers[numbers[node]], allowed, at)
         return of_inner.new_tensor(numbers), nodes
@@ -186,12 +184,6 @@ class Ledger(Schedule):
             return 0
         short = math.log(PATIENCE * self.cap / allowed) / (2 * math.log(STEP))
         return min(math.ceil(short), rungs - 1)
-
-
-def _raised(policy: Policy, q: Tensor, draft: Draft, verifier: Verifier) -> list[float]:
-    """Return h_n along a deterministic draft where the policy looks ahead, else nothing."""
-    entries = raised_entries(Assignment((policy,)), q, draft) if verifier.by_path else None
-    return [] if entries is None else entries[0].tolist()
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:

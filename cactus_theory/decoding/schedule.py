@@ -15,8 +15,8 @@ from cactus_theory.base.specs import names_a_file
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.verify.contract import Verifier, find_verifier
-from cactus_theory.verify.draft import Draft
-from cactus_theory.verify.node import Node, node_of, stacked
+from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.node import Node, Nodes, stacked
 
 Spec = str | Policy
 
@@ -113,29 +113,29 @@ class Schedule(ABC):
         ends = any(type(policy).undrafted is not Policy.undrafted for policy in self.policies)
         if len(self.policies) == 1 or not (count or ends):
             return choice, {}
+        nodes = Nodes(verifier, Assignment(self.policies), target_probs, draft)
         if draft.parents is None:
-            path = list(range(count))
-            choice[: count + ends] = self._along(state, path, target_probs, draft, ends)
+            choice[: count + ends] = self._along(state, list(range(count)), nodes, ends)
             return choice, {}
         for place in range(count):  # the last choice does not know its own token
             path = draft.path(0, place)
             node = draft.node(0, place)
-            choice[node] = self._along(state, path, target_probs, draft)[-1]
+            choice[node] = self._along(state, path, nodes)[-1]
             if ends:
-                choice[place + 1] = self._along(state, path, target_probs, draft, True)[-1]
+                choice[place + 1] = self._along(state, path, nodes, True)[-1]
         return choice, {}
 
     def _along(
-        self, state: Any, path: list[int], q: Tensor, draft: Draft, ends: bool = False
+        self, state: Any, path: list[int], rows: Nodes, ends: bool = False
     ) -> Int[Tensor, "count"]:
         """Return the choices for a path's tokens, and with ``ends`` for one that is not drafted."""
-        ids = draft.token_ids[0, path]
+        draft, ids = rows.draft, rows.draft.token_ids[0, path]
         shown = (torch.cat([ids, ids.new_zeros(int(ends))]),)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
             places = [(draft.node(0, place), place) for place in path]
             places += [(path[-1] + 1 if path else 0, None)] * ends
-            nodes = [node_of(None, None, q, draft, 0, at, accepted=own) for at, own in places]
+            nodes = [rows.at(0, node, accepted=own) for node, own in places]
             shown += tuple(stacked(nodes, name) for name in ("q", "offers"))
         if not is_own(type(self)):
             shown = copied(shown)

@@ -11,7 +11,6 @@ verifier the numbers are consistent; for others they are what these would do at 
 which is what makes them comparable, with paired errors far smaller than their own.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +29,11 @@ from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Replay
 from cactus_theory.traces.trace import ENTRIES, Batch, Trace
-from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from cactus_theory.verify.node import ask_together, charge_nodes, node_of
+from cactus_theory.verify.node import Nodes, ask_together, charge_nodes
 
 OnCycles = Callable[[int], Any]
 # who draws tokens that were not drafted
@@ -202,21 +200,15 @@ def _followed(
 
     A chain and a block need neither residuals nor rows for them: each node is asked once.
     """
-    ids, raised = draft.token_ids, None
-    if verifier.by_path:
-        raised = raised_entries(Assignment((policy,)), q, draft)
+    ids, at = draft.token_ids, Nodes(verifier, Assignment((policy,)), q, draft).at
     alive = q.new_zeros(len(ids), ids.shape[1] + 1, dtype=torch.float64)
     alive[:, 0] = 1.0
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
     for place in range(ids.shape[1]):
         # what is never reached costs nothing
-        rows = [row for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0]
-        ahead = [math.nan] * len(ids) if raised is None else raised[:, place].tolist()
-        reached = alive[:, place].tolist() if verifier.by_path else [1.0] * len(ids)
-        nodes = [
-            node_of(verifier, policy, q, draft, row, place, reached[row], ahead[row])
-            for row in rows
-        ]
+        reached = {row: ratio for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0}
+        rows, by_path = [*reached], verifier.by_path
+        nodes = [at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
         for spec, kind in kinds.items():
             charge_nodes(nodes, kind)
             spent[spec][rows, place] = alive.new_tensor([node.charge(kind).spent for node in nodes])

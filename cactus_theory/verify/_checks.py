@@ -49,9 +49,6 @@ def verify_tensors(
         none = draft_token_ids.new_zeros(0)
         return Verdict(draft_token_ids, none, none, None if tree is None else draft_token_ids)
     rows = None if draft_probs is None else draft_probs.detach()
-    if rows is not None and rows.dtype != target_probs.dtype:  # the lower precision is widened
-        dtype = torch.promote_types(rows.dtype, target_probs.dtype)
-        rows, target_probs = rows.to(dtype), target_probs.to(dtype)
     if tree is None:
         drafted = draft_token_ids >= 0
         counts = drafted.sum(-1) if drafted.is_cuda else drafted.numpy().sum(-1).tolist()
@@ -135,10 +132,9 @@ def _checked(
     if p.shape != (shape := (batch, width, q.shape[-1])):
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
     if tree is not None:  # nodes after which a token was sampled
-        flags = zip(tree.above, tree.flags, strict=True)
-        for nodes, (above, (sampled, _)) in zip(read, flags, strict=True):
+        for nodes, judged in zip(read, tree.first_after, strict=True):
             nodes[:] = False
-            nodes[[node for node, on in zip(above, sampled, strict=False) if on]] = True
+            nodes[[*judged]] = True
     return q, _normalised("draft_probs", p, read)
 
 

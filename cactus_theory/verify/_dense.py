@@ -1,7 +1,6 @@
 """Blocks in torch, from every row: on a device, and for the exact law."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -64,10 +63,9 @@ class Blocks:
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        choice = None if self.assigned.choice is None else self.assigned.choice[:, place, None]
         path = PathState(alive, None if self.raised is None else self.raised[:, place])
         rows = [policy.target(q, p, path) for policy in self.assigned.policies]
-        h = by_choice(rows, choice).double()
+        h = self.assigned.chosen(rows, slice(None), place).double()  # type: ignore[arg-type]
         mass = alive[:, None] * h
         residual = (mass - p).clamp(min=0.0)
         total = residual.sum(-1)
@@ -90,25 +88,14 @@ def raised_entries(
     ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
     none = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
     found = [one.path(q[:, : ids.shape[1]], ids, counts) if one else none for one in ahead]
-    return by_choice(found, None if assigned.choice is None else assigned.choice[:, : ids.shape[1]])
+    return assigned.chosen(found, slice(None), slice(ids.shape[1]))
 
 
 def undrafted(
     assigned: Assignment, q: Targets, nodes: Int[Tensor, "batch"]
 ) -> Float[Tensor, "batch vocab"]:
     """Return the row by text that a token is drawn from where nothing was drafted."""
-    batch, choice = torch.arange(len(nodes), device=nodes.device), assigned.choice
+    batch = torch.arange(len(nodes), device=nodes.device)
     laws = [policy.undrafted(q[batch, nodes]) for policy in assigned.policies]
-    if choice is not None:
-        choice = choice[batch, nodes.clamp(max=choice.shape[1] - 1)][:, None]
-    return by_choice(laws, choice)
-
-
-def by_choice(values: Sequence[Tensor | None], choice: Int[Tensor, "*#batch"] | None) -> Tensor:
-    """Return the entries, or rows, by the policy that judges them; ``values`` are by policy."""
-    chosen = values[0]
-    assert chosen is not None  # check() has seen the policies
-    for number, other in enumerate(values[1:], 1):
-        assert other is not None and choice is not None
-        chosen = torch.where(choice == number, other, chosen)
-    return chosen
+    last = 0 if assigned.choice is None else assigned.choice.shape[1] - 1
+    return assigned.chosen(laws, batch, nodes.clamp(max=last))

@@ -61,8 +61,7 @@ class Block(Verifier):
         """Return the verdict; on a CPU whole rows are read only where a decision needs them."""
         if draft.token_ids.is_cuda:
             return block_on_device(assigned, target_probs, draft, accept, draw)
-        rows = target_probs, draft.probs, draft
-        walk = Walk(self, assigned, *rows, *chains(draft, accept, draw))
+        walk = Walk(self, assigned, target_probs, draft, *chains(draft, accept, draw))
         walk.backwards()
         return Verdict(draft.token_ids, *walk.accepted_and_last(), paths=walk.paths)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import by_choice, undrafted
+from cactus_theory.verify._dense import undrafted
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
@@ -35,8 +35,7 @@ class Chain(Verifier):
         ids = draft.token_ids
         if ids.is_cuda:
             return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))
-        rows = target_probs, draft.probs, draft
-        walk = Walk(self, assigned, *rows, *chains(draft, accept, draw))
+        walk = Walk(self, assigned, target_probs, draft, *chains(draft, accept, draw))
         walk.forwards()
         return Verdict(ids, *walk.accepted_and_last(), paths=walk.paths)
 
@@ -119,7 +118,6 @@ def chain_on_device(
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
     """Return accepted counts and the token after them, both (B,), from one residual a row."""
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
-    choice = None if assigned.choice is None else assigned.choice[:, :width]
     if not width:
         none = ids.new_zeros(len(ids))
         return none, pick(undrafted(assigned, q, none), draw)
@@ -129,14 +127,14 @@ def chain_on_device(
     phi = [_acceptance(one, q[:, :width], p, ids, (q_n, p_n)) for one in assigned.policies]
     lawful = ~(q_n + p_n).isnan()
     drafted = torch.arange(width, device=ids.device) < lengths[:, None]
-    passed = (accept < by_choice(phi, choice)) & lawful & drafted
+    passed = (accept < assigned.chosen(phi, slice(None), slice(width))) & lawful & drafted
     accepted = passed.long().cumprod(-1).sum(-1)
     batch = torch.arange(len(ids), device=ids.device)
     at = (batch, accepted.clamp(max=width - 1))
     tokens, q_rows = ids[at], q[at]
     p_rows = one_hot(tokens, q_rows) if p is None else p[at]
     residuals = [policy.residual(q_rows, p_rows, tokens) for policy in assigned.policies]
-    recovered = by_choice(residuals, None if choice is None else choice[at][:, None])
+    recovered = assigned.chosen(residuals, *at)
     free = undrafted(assigned, q, accepted)
     law = torch.where((accepted < lengths)[:, None], recovered, free.to(recovered.dtype))
     undecided = (accepted < lengths) & ~lawful[at]

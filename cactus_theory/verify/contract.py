@@ -29,7 +29,7 @@ from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
-from cactus_theory.verify.node import Node, node_of
+from cactus_theory.verify.node import Node, Nodes
 
 Rows = Float[Tensor, "rows vocab"]
 
@@ -145,8 +145,8 @@ class Verifier(ABC):
         """Return a verdict with its paths: those of a verifier without any are made when read."""
         if verdict.paths is not None:
             return verdict
-        rows = range(len(verdict.last))
-        paths = [Followed(self, assigned, target_probs, draft, verdict, row) for row in rows]
+        nodes = Nodes(self, assigned, target_probs, draft)
+        paths = [Followed(nodes, verdict, row) for row in range(len(verdict.last))]
         return replace(verdict, paths=paths)
 
     def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
@@ -164,29 +164,20 @@ class Verifier(ABC):
 class Followed:
     """The path of a text whose verifier has no nodes: they are made where somebody asks."""
 
-    verifier: Verifier
-    assigned: Assignment
-    target_probs: Targets
-    draft: Draft
+    round: Nodes
     verdict: Verdict
     row: int
 
     def nodes(self) -> list[Node]:
         """Return the nodes where the tokens were emitted, in order."""
-        row, verdict, accepted = self.row, self.verdict, int(self.verdict.num_accepted[self.row])
-        places = range(accepted)
-        if verdict.path is not None:
-            places = verdict.path[row, :accepted].tolist()
+        accepted, path, alive, self.round.raised = self.verdict.on_host
+        count, states = accepted[self.row], [] if alive is None else alive[self.row]
+        places = range(count) if path is None else path[self.row][:count]
         nodes = [0, *(place + 1 for place in places)]
-        return [self._node(*at) for at in zip_longest(nodes, places)]
-
-    def _node(self, node: int, accepted: int | None) -> Node:
-        if self.assigned.nodes is not None and (self.row, node) in self.assigned.nodes:
-            return self.assigned.nodes[self.row, node]
-        alive, raised = self.verdict.path_state(self.row, node)
-        rows = self.target_probs, self.draft, self.row, node
-        policy = self.assigned.policy(self.row, node)
-        return node_of(self.verifier, policy, *rows, alive, raised, accepted)
+        return [
+            self.round.at(self.row, node, states[node] if node < len(states) else 1.0, place)
+            for node, place in zip_longest(nodes, places)
+        ]
 
 
 VERIFIERS: Registry[Verifier] = Registry("verifier", Verifier, "a Verifier", "verifier")

@@ -3,7 +3,6 @@
 :mod:`~cactus_theory.verify.contract` says what a verifier makes of them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -69,10 +68,6 @@ class Draft:
         """Return the node that a drafted token of a row follows: its law is that node's."""
         return place if self.parents is None else int(self.parents[row, place]) + 1
 
-    def continues(self, row: int, place: int) -> bool:
-        """Return whether a path goes on through a token: P begins anew after deterministic ones."""
-        return self.sampled is None or self.flags[row][0][place]
-
     def path(self, row: int, place: int) -> list[int]:
         """Return the places of the drafted tokens from the settled text to ``place``."""
         path = [place]
@@ -89,7 +84,8 @@ class Draft:
         return [nodes[:count] for nodes, count in pairs]
 
     @cached_property
-    def _ids(self) -> list[list[int]]:
+    def ids(self) -> list[list[int]]:
+        """Return ``token_ids`` as lists."""
         return self.token_ids.tolist()
 
     @cached_property
@@ -119,28 +115,28 @@ class Draft:
     def fixed(self) -> list[list[list[int]]]:
         """Return by row and node the deterministic ids after it, where laws are declared."""
         fixed = []
-        for above, ids, flags in zip(self.above, self.token_ids.tolist(), self.flags, strict=True):
+        for above, ids, flags in zip(self.above, self.ids, self.flags, strict=True):
             fixed.append([[] for _ in range(len(above) + 1)])
             for node, token in compress(zip(above, ids, strict=False), flags[1]):
                 fixed[-1][node].append(token)
         return fixed
 
-    def at(
-        self, row: int, node: int, accepted: int | None = None
-    ) -> tuple[Any, Any, Sequence[int]]:
-        """Return the row that a token was drawn from after a node, the token, and fixed ones.
+    def judged(self, row: int, node: int) -> int | None:
+        """Return the place of the first token after a node, of declared ones that are sampled."""
+        if self.is_chain:
+            return node if node < self.lengths[row] else None
+        return self.first_after[row].get(node)
 
-        The token is the accepted one after the node, else the first that follows it, of declared
-        trees the sampled one; None where there is none. The row is None where it was certain.
-        """
-        after = (place for place, above in enumerate(self.above[row]) if above == node)
-        if self.sampled is not None:
-            sampled, fixed = self.flags[row][0], self.fixed[row][node]
-            after = (place for place in after if sampled[place])
-        place = next(after, None) if self.sampled is not None or accepted is None else accepted
-        token = None if place is None else self._ids[row][place]
-        p = None if self.probs is None or place is None else self.probs[row, node]
-        return p, token, () if self.sampled is None else fixed
+    @cached_property
+    def first_after(self) -> list[dict[int, int]]:
+        """Return by row and node the place of that token, where there is one."""
+        judged = []
+        for row, above in enumerate(self.above):
+            places = [*enumerate(above)]
+            if self.sampled is not None:
+                places = [*compress(places, self.flags[row][0])]
+            judged.append({node: place for place, node in reversed(places)})
+        return judged
 
     def of_text(self, row: int) -> "Draft":
         """Return the draft of one text as a batch of 1."""
@@ -179,11 +175,26 @@ class Assignment:
     choice: Int[Tensor, "batch nodes"] | None = None
     nodes: Mapping[tuple[int, int], Any] | None = None
 
+    @cached_property
+    def _numbers(self) -> list[list[int]]:
+        return [] if self.choice is None else self.choice.tolist()
+
     def policy(self, row: int, node: int) -> Policy:
         """Return the policy that judges the tokens after a node of a row."""
         if self.choice is None:
             return self.policies[0]
-        return self.policies[int(self.choice[row, min(node, self.choice.shape[1] - 1)])]
+        numbers = self._numbers[row]
+        return self.policies[numbers[min(node, len(numbers) - 1)]]
+
+    def chosen(self, values: Sequence[Tensor], *at: Any) -> Tensor:
+        """Return the entries, or rows, of ``values`` by policy that were chosen at indices."""
+        if self.choice is None:
+            return values[0]
+        choice, chosen = self.choice[at], values[0]
+        for number, other in enumerate(values[1:], 1):
+            judged = (choice == number).reshape(*choice.shape, *[1] * (chosen.ndim - choice.ndim))
+            chosen = torch.where(judged, other, chosen)
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -253,17 +264,10 @@ class Verdict:
         return [[*accepted[:count], token] for accepted, count, token in ends]
 
     @cached_property
-    def _path_states(self) -> list[Any]:
-        states = self.alive, self.raised
-        return [None if state is None else state.tolist() for state in states]
-
-    def path_state(self, row: int, node: int) -> tuple[float, float]:
-        """Return P at a node, and h_n there where the policy looked ahead, else 1 and NaN."""
-        alive, raised = (
-            default if state is None or node >= len(state[row]) else state[row][node]
-            for state, default in zip(self._path_states, (1.0, math.nan), strict=True)
-        )
-        return alive, raised
+    def on_host(self) -> list[Any]:
+        """Return ``num_accepted``, ``path``, ``alive`` and ``raised`` as lists, or None."""
+        fields = self.num_accepted, self.path, self.alive, self.raised
+        return [None if of is None else of.tolist() for of in fields]
 
     def nodes(self, row: int) -> list[Any]:
         """Return the nodes where a row's tokens were emitted, in order."""

@@ -26,7 +26,8 @@ from cactus_theory.optimum.rows import AheadRow, NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
 from cactus_theory.policies._decisions import PathState
-from cactus_theory.verify.draft import Draft
+from cactus_theory.verify._dense import raised_entries
+from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import pick_one
 
 # numpy's on a CPU, a tensor on a device
@@ -270,34 +271,67 @@ class Node:
         return self.last_charge[1]
 
 
-def node_of(
-    verifier: Any, policy: Any, target_probs: Tensor, draft: Draft, row: int, node: int,
-    alive: float = 1.0, raised: float = math.nan, accepted: int | None = None,
-) -> Node:  # fmt: skip
-    """Return a node of a round's draft; ``accepted`` is the drafted token that was accepted there.
+class Nodes:
+    """The nodes of a round's draft, from the target's rows (B, K + 1, V) and the draft's.
 
-    ``target_probs`` are (B, K + 1, V).
+    Rows are kept in one precision, and half precision is read as float32.
     """
-    p, token, fixed = draft.at(row, node, accepted)
-    q: Any = target_probs[row, node].detach()
-    if not q.is_cuda:
-        dtype = q.dtype if p is None else torch.promote_types(q.dtype, p.dtype)
-        dtype = dtype if dtype in DECIDED else torch.float32
-        q, p = (None if of is None else of.detach().to(dtype).numpy() for of in (q, p))
-    return Node(verifier, policy, q, p, token, alive, raised, fixed)
+
+    def __init__(
+        self, verifier: Any, assigned: Assignment, q: Float[Tensor, "texts nodes vocab"],
+        draft: Draft,
+    ) -> None:  # fmt: skip
+        self.verifier, self.assigned, self.draft, p = verifier, assigned, draft, draft.probs
+        if p is not None and p.dtype != q.dtype:
+            dtype = torch.promote_types(q.dtype, p.dtype)
+            q, p = q.to(dtype), p.to(dtype)
+        self.rows, self.q, self.p = q, _readable(q), None if p is None else _readable(p)
+
+    @cached_property
+    def raised(self) -> list[list[float]] | None:
+        """Return h_n by text and node where policies look ahead along deterministic drafts."""
+        if not self.verifier.by_path:
+            return None
+        entries = raised_entries(self.assigned, self.rows, self.draft)
+        return None if entries is None else entries.tolist()
+
+    def at(self, row: int, node: int, alive: float = 1.0, accepted: int | None = None) -> Node:
+        """Return a node: the one that its policy was chosen by, if there is one.
+
+        The token that is judged there is the sampled one of a declared tree, else the ``accepted``
+        one, by its place, or the first that follows.
+        """
+        if self.assigned.nodes is not None and (row, node) in self.assigned.nodes:
+            return self.assigned.nodes[row, node]
+        draft, p, token, raised = self.draft, None, None, math.nan
+        fixed = () if draft.sampled is None else draft.fixed[row][node]
+        if accepted is None or draft.sampled is not None:
+            accepted = draft.judged(row, node)
+        if accepted is not None:
+            token, p = draft.ids[row][accepted], None if self.p is None else _row(self.p, row, node)
+            raised = math.nan if self.raised is None else self.raised[row][node]
+        q, policy = _row(self.q, row, node), self.assigned.policy(row, node)
+        return Node(self.verifier, policy, q, p, token, alive, raised, fixed)
 
 
 def nodes_of_rows(
     verifier: Any, policy: Policy, q: Tensor, p: Tensor, alive: Sequence[float] | None = None
 ) -> list[Node]:
     """Return the nodes of rows (R, V) after each of which one token was sampled from p."""
-    dtype = torch.promote_types(q.dtype, p.dtype)
-    dtype = dtype if dtype in DECIDED or q.is_cuda else torch.float32
-    q, p = q.detach().to(dtype), p.detach().to(dtype)
-    rows: Any = (q, p) if q.is_cuda else (q.numpy(), p.numpy())
-    states = [1.0] * len(q) if alive is None else alive
-    columns = zip(*rows, states, strict=True)
-    return [Node(verifier, policy, own_q, own_p, 0, at) for own_q, own_p, at in columns]
+    draft = Draft(torch.zeros(len(q), 1, dtype=torch.int64), [1] * len(q), p[:, None])
+    nodes = Nodes(verifier, Assignment((policy,)), q[:, None], draft)
+    return [nodes.at(row, 0, 1.0 if alive is None else alive[row]) for row in range(len(q))]
+
+
+def _readable(rows: Tensor) -> Row:
+    """Return rows as numpy's, where they are on a CPU and it has their precision."""
+    rows = rows.detach()
+    return rows.numpy() if rows.dtype in DECIDED and not rows.is_cuda else rows
+
+
+def _row(rows: Row, text: int, node: int) -> Row:
+    row = rows[text, node]
+    return row if isinstance(row, np.ndarray) or row.is_cuda else row.float().numpy()
 
 
 def _tensor(row: Row) -> Tensor:

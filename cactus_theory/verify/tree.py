@@ -58,16 +58,18 @@ class Tree(Block):
                 f"draft: a tree for verifier={self.spec!r} must declare which tokens were sampled; "
                 "got sampled=None"
             )
-        if assigned.choice is not None:
-            assigned = replace(assigned, choice=assigned.choice.cpu())
-        rows = target_probs if draft.probs is None else draft.probs  # the latter are not read
-        q, p = target_probs.cpu(), rows.cpu()
+        p, choice = (None if of is None else of.cpu() for of in (draft.probs, assigned.choice))
+        q, draft, assigned = (
+            target_probs.cpu(),
+            replace(draft, probs=p),
+            replace(assigned, choice=choice),
+        )
         texts = enumerate(zip(accept.tolist(), draws.tolist(), strict=True))
         walks = [Descent(draft, row, *coins) for row, coins in texts]
         walking = walks
         while walking:
             runs = [walk.run() for walk in walking]
-            Walk(self, assigned, q, p, draft, runs, index_of(runs)).backwards()
+            Walk(self, assigned, q, draft, runs, index_of(runs)).backwards()
             walking = [walk for walk in walking if walk.goes_on()]
         # by row: the accepted places, their number and the last token
         width = draft.token_ids.shape[1]

@@ -8,22 +8,22 @@ deterministic child, and the walk goes on from it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base.tolerances import DECIDED, ROW_SUM_TOLERANCE
+from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
-from cactus_theory.verify.node import Node, Residual, ask_recovered, ask_together
+from cactus_theory.verify.node import Node, Nodes, Residual, ask_recovered, ask_together
 
 # indices of entries of rows: of the batch, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -49,7 +49,6 @@ class Path:
     p_n: list[float]
     low: list[float]  # bounds on h_n/p_n, or φ
     high: list[float]
-    raised: list[float] | None = None  # h_n of tokens whose policy looked ahead, else NaN
 
     def __init__(
         self, row: int, places: Sequence[int], draw: float,
@@ -67,7 +66,8 @@ class Path:
     def node(self, place: int) -> Node:
         """Return the node before a token, or that at the end."""
         if place not in self.made:
-            self.made[place] = self.walk.node(self, place)
+            alive = self.alive[place] if place < len(self.alive) else 1.0
+            self.made[place] = self.walk.at(self.row, self.places[place], alive)
         return self.made[place]
 
     @property
@@ -145,25 +145,15 @@ class Path:
         return self.coins[place - 1] < mass / (mass + missing)
 
 
-class Walk:
-    """The rows of a round of drafted paths, and their nodes.
-
-    Of trees p is given, and not read where nothing is sampled. Rows are kept in one precision,
-    float32 for half precision.
-    """
+class Walk(Nodes):
+    """The rows of a round of drafted paths, and their nodes."""
 
     def __init__(
         self, verifier: Any, assigned: Assignment, q: Float[Tensor, "texts nodes vocab"],
-        p: Float[Tensor, "texts rows vocab"] | None, draft: Draft, paths: Sequence[Path],
-        index: Index,
+        draft: Draft, paths: Sequence[Path], index: Index,
     ) -> None:  # fmt: skip
-        if p is not None and p.dtype != q.dtype:
-            dtype = torch.promote_types(q.dtype, p.dtype)
-            q, p = q.to(dtype), p.to(dtype)
-        self.verifier, self.assigned, self.draft, self.paths = verifier, assigned, draft, paths
-        self.tensors, self.index = (q, p), index
-        self.choice = None if assigned.choice is None else assigned.choice.tolist()
-        self.q, self.p = _readable(q), None if p is None else _readable(p)
+        super().__init__(verifier, assigned, q, draft)
+        self.paths, self.index = paths, index
         q_n = _entries(self.q, index)
         p_n = np.ones_like(q_n) if self.p is None else _entries(self.p, index)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
@@ -174,48 +164,17 @@ class Walk:
                 if lawless[: path.count].any():
                     path.count, path.cut = int(lawless.argmax()), True
 
-    def policy(self, path: Path, place: int) -> Policy:
-        """Return the policy that judges what follows a place of a path."""
-        return self.assigned.policies[self.number(path, place)]
-
-    def number(self, path: Path, place: int) -> int:
-        """Return the number of that policy."""
-        if self.choice is None:
-            return 0
-        chosen = self.choice[path.row]
-        return chosen[min(path.places[place], len(chosen) - 1)]
-
-    def chosen(self, by_policy: Sequence[Tensor]) -> Shaped[Tensor, "paths K"]:
-        """Return each token's entry by the policy that judges it, from entries by policy."""
-        if self.assigned.choice is None:
-            return by_policy[0]
-        choice = self.assigned.choice[self.index[:2]][None]
-        return torch.stack(list(by_policy)).gather(0, choice)[0]
-
-    def node(self, path: Path, place: int) -> Node:
-        """Return a node of a path: the one that its policy was chosen by, if there is one."""
-        row, at = path.row, path.places[place]
-        if self.assigned.nodes is not None and (row, at) in self.assigned.nodes:
-            return self.assigned.nodes[row, at]
-        q, p, token, fixed = _row(self.q, row, at), None, None, ()
-        if place < len(path.ids):
-            token = path.ids[place]
-            p = None if self.p is None else _row(self.p, row, at)
-        if self.draft.sampled is not None:
-            fixed = self.draft.fixed[row][at]
-        alive = path.alive[place] if self.verifier.by_path and place < len(path.alive) else 1.0
-        raised = math.nan if path.raised is None or token is None else path.raised[place]
-        policy = self.policy(path, place)
-        return Node(self.verifier, policy, q, p, token, alive, raised, fixed)
+    def bound(self, bounds: Iterable[Sequence[Tensor]]) -> None:
+        """Give each path the bounds of its tokens, from those by policy, low and high."""
+        at = self.index[:2]
+        sides = [self.assigned.chosen(own, *at).tolist() for own in zip(*bounds, strict=True)]
+        for path, *own in zip(self.paths, *sides, strict=True):
+            path.low, path.high = own
 
     def forwards(self) -> None:
         """Accept token by token, up to the first coin that is not below φ."""
-        bounds = [self._least(policy) for policy in self.assigned.policies]
-        exact = [on for _, on in bounds]
-        low = self.chosen([least for least, _ in bounds]).tolist()
+        self.bound(map(self._least, self.assigned.policies))
         waiting = list(self.paths)
-        for path, own in zip(self.paths, low, strict=True):
-            path.low = own
         while waiting:
             open_paths = []
             for path in waiting:
@@ -223,7 +182,7 @@ class Walk:
                 while place < path.count and coins[place] < low[place]:
                     place += 1
                 path.accepted = place
-                if place < path.count and not exact[self.number(path, place)]:
+                if place < path.count and coins[place] < path.high[place]:
                     open_paths.append(path)
             nodes = [path.node(path.accepted) for path in open_paths]
             ask_together(nodes)
@@ -236,33 +195,31 @@ class Walk:
         for path in self.paths:
             path.end()
 
-    def _least(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], bool]:
-        """Return the least φ of each drafted token by its entries, and whether this is φ."""
+    def _least(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
+        """Return bounds on φ of each drafted token by its entries, φ twice where they tell."""
         low, high = policy.bounds(self.q_n, self.p_n)
         if low is high or isinstance(policy, Entrywise):
-            return low, True
+            return low, low
         # a row's sum may miss 1 and move a bound as far: close calls are the policy's
-        return low * (1 - 2 * ROW_SUM_TOLERANCE[self.tensors[0].dtype]), False
+        low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.rows.dtype])
+        return low, torch.full_like(low, math.inf)
 
     def backwards(self) -> None:
         """Follow P forwards as far as a later coin could still pass; end at the last that does.
 
         P = 1 always passes and a coin above P never, so few residuals are summed.
         """
-        raised = None
-        if self.p is None:
-            draft = replace(self.draft, counts=[path.count for path in self.paths])
-            raised = raised_entries(self.assigned, self.tensors[0], draft)
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
-        low, high = map(self.chosen, zip(*bounds, strict=True))
+        counts, raised = [path.count for path in self.paths], None
+        if self.p is None:
+            draft = replace(self.draft, counts=counts)
+            raised = raised_entries(self.assigned, self.rows, draft)
         if raised is not None:
-            low, high = (torch.where(raised.isnan(), own, raised) for own in (low, high))
-            for path, own in zip(self.paths, raised.tolist(), strict=True):
-                path.raised = own
-        for path, *own in zip(self.paths, low.tolist(), high.tolist(), strict=True):
-            path.low, path.high = own
-            if self.draft.sampled is not None:
-                self._widen(path)
+            self.raised = raised.tolist()
+            bounds = [[torch.where(raised.isnan(), of, raised) for of in own] for own in bounds]
+        self.bound(bounds)
+        for path in self.paths if self.draft.sampled is not None else ():
+            self._widen(path)
         waiting = list(self.paths)
         while waiting:
             waiting = [path for path in waiting if path.advance()]
@@ -291,11 +248,12 @@ class Walk:
         There a band has the bounds of tokens that are sampled alone.
         """
         for place, token in enumerate(path.ids):
-            fixed, policy = self.draft.fixed[path.row][path.places[place]], self.policy(path, place)
+            at = path.row, path.places[place]
+            fixed, policy = self.draft.fixed[at[0]][at[1]], self.assigned.policy(*at)
             if not fixed or policy.highest <= 1:
                 continue
             q_n, p_n = path.q_n[place], path.p_n[place]
-            if self.node(path, place).solved is None:  # P is not known yet
+            if self.at(*at).solved is None:  # P is not known yet
                 path.low[place], path.high[place] = 0.0, math.inf
             elif token in fixed:
                 path.high[place] = policy.highest * q_n / p_n if p_n > 0 else math.inf
@@ -310,7 +268,7 @@ class Walk:
 def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Index]:
     """Return each text's drafted chain as a path, with the indices of its tokens."""
     batch, width = draft.token_ids.shape
-    ids, draws, coins = (part.tolist() for part in (draft.token_ids, draw, accept))
+    ids, draws, coins = draft.ids, draw.tolist(), accept.tolist()
     paths = [
         Path(row, range(count + 1), draws[row], ids[row][:count], coins[row])
         for row, count in enumerate(draft.lengths)
@@ -327,15 +285,14 @@ class Descent:
 
     def __init__(self, draft: Draft, row: int, coins: Any, draws: Any) -> None:
         self.draft, self.row, self.above = draft, row, draft.above[row]
-        self.ids = draft.token_ids[row].tolist()
+        self.ids = draft.ids[row]
         self.coins, self.draws = coins, draws
-        sampled = [*compress(enumerate(self.above), draft.flags[row][0])]
-        self.sampled_child = {node: place for place, node in sampled}
-        for place, node in sampled:
+        self.sampled_child = draft.first_after[row]
+        for place, node in compress(enumerate(self.above), draft.flags[row][0]):
             if self.sampled_child[node] != place:
                 raise ValueError(
                     "sampled: at most one token may be sampled after a node; got tokens "
-                    f"{place} and {self.sampled_child[node]} of row {row}"
+                    f"{self.sampled_child[node]} and {place} of row {row}"
                 )
         self.path: list[int] = []
         self.runs: list[Path] = []
@@ -382,17 +339,8 @@ def index_of(paths: Sequence[Path]) -> Index:
     return np.array([[path.row] for path in paths]), nodes, ids
 
 
-def _readable(rows: Tensor) -> np.ndarray | Tensor:
-    """Return rows as numpy's, where it has their precision."""
-    return rows.detach().numpy() if rows.dtype in DECIDED else rows.detach()
-
-
-def _row(rows: np.ndarray | Tensor, text: int, node: int) -> np.ndarray:
-    row = rows[text, node]
-    return row if isinstance(row, np.ndarray) else row.float().numpy()
-
-
 def _entries(rows: np.ndarray | Tensor, index: Index) -> Float[np.ndarray, "paths K"]:
-    if isinstance(rows, np.ndarray):
-        return rows[index].astype(np.float64, copy=False)
-    return rows[tuple(map(torch.from_numpy, index))].double().numpy()
+    entries = rows[index]
+    if isinstance(entries, np.ndarray):
+        return entries.astype(np.float64, copy=False)
+    return entries.double().numpy()

@@ -19,7 +19,7 @@ from cactus_theory.policies._decisions import PathState
 from cactus_theory.testing._property import Bounds, Properties, broken
 from cactus_theory.verify import Assignment, Verifier, find_verifier
 from cactus_theory.verify.draw import pick
-from cactus_theory.verify.node import node_of, stacked
+from cactus_theory.verify.node import Nodes, stacked
 from tests.kits.drafter_bench import (
     THIN,
     Bench,
@@ -272,7 +272,8 @@ def tokens_after_a_caught_one_have_a_number_of_their_own(seen: Bench) -> Iterato
         if draft.sampled is None or draft.probs is None or not bool(draft.sampled.any()):
             continue
         one = PathState(torch.ones(1, dtype=torch.float64))
-        node = node_of(None, None, q[:1].double(), draft, 0, 0)
+        nodes = Nodes(seen.verifier, Assignment((seen.policy,)), q[:1].double(), draft)
+        node = nodes.at(0, 0)
         h = seen.policy.target(*(stacked([node], name) for name in ("q", "offers")), one)
         if h is None:
             return

@@ -61,7 +61,7 @@ def decided(rule, q, p, n, coin) -> tuple[torch.Tensor, torch.Tensor]:
     """
     draft, rows = Draft(n[:, None], [1] * len(n), p[:, None]), torch.stack([q, q], 1)
     paths, index = chains(draft, coin[:, None], torch.full_like(coin, 0.5))
-    walk = Walk(Chain(), Assignment((rule,)), rows, draft.probs, draft, paths, index)
+    walk = Walk(Chain(), Assignment((rule,)), rows, draft, paths, index)
     walk.forwards()
     left = torch.zeros(q.shape, dtype=torch.float64)
     for row, path in zip(left, paths, strict=True):
