@@ -46,17 +46,10 @@ class Ledger(Schedule):
     draft or by a limit. It holds for each text of a batch, by itself, under the verifiers
     ``chain``, ``block`` and ``tree``, and not on average but always.
 
-    Proof (THEORY.md, Theorem 17). Let a round begin after t tokens of which S nats were charged.
-    The meter charges row i of the round only if token t + i is emitted, once, and then rows
-    1..i − 1 as well. The charge D_i of row i under a policy is a function of its rows q_i and
-    p_i and, in blocks, of the path above: of the alive ratio there, which the drafted tokens and
-    rows above and the policies chosen there give, no coin among them. Along a deterministic draft
-    it may depend on rows below, too, a function of the text as well. So it is known before token i
-    is judged. The ledger assigns to row i a policy with
-    S + D_1 + … + D_i ≤ cap · (t + i) + burst, which ``speculative``, D_i = 0, always is, as the
-    sum before it kept within cap · (t + i − 1) + burst. So the claim holds after each token of
-    the round; bonus tokens and tokens that were not drafted cost nothing. In a tree row i is that
-    of the i-th node of a path, its p_i the node's selection law. ∎
+    Why (the proof is THEORY.md, Theorem 17): what a row is charged under a policy is known before
+    its token is judged, and a row is given only a policy with whose charge the answer stays within
+    the cap, which ``speculative``, charged 0, always does. Tokens that were not drafted cost
+    nothing.
 
     A policy with a price is also tried at higher prices, up to 8 times its own, and the price
     rises as credit runs out: a row is first offered the price times √(4/c), where c is the
@@ -144,11 +137,11 @@ class Ledger(Schedule):
         rows = cache(lambda own: Nodes(verifier, Assignment((own,)), target_probs, draft))
         for node in range(draft.lengths[0] + 1):
             if node:
-                above = nodes[draft.above[0][node - 1]]
-                spent[node] = spent[draft.above[0][node - 1]] + above.charge().spent
-                # P begins anew after deterministic tokens
-                if verifier.by_path and (draft.sampled is None or draft.flags[0][0][node - 1]):
-                    alive[node] = above.next_alive
+                above = draft.above[0][node - 1]
+                spent[node] = spent[above] + nodes[above].charge().spent
+                # P begins anew after tokens that were not sampled
+                if verifier.by_path and draft.judged(0, above) == node - 1:
+                    alive[node] = nodes[above].next_alive
             allowed = self.cap * (state.emitted + draft.depths[0][node] + 1) * (1 - ROUNDING)
             allowed += self.burst - spent[node]
 
@@ -167,7 +160,13 @@ class Ledger(Schedule):
         self, ladder: Sequence[int], allowed: float, at: Callable[[int], Node]
     ) -> tuple[int, Node]:
         """Return the first policy from the suggested rung on whose charge fits, and its node."""
-        rung, last = self._first_rung(allowed, len(ladder)), len(ladder) - 1
+        # the first to try: 0 with PATIENCE tokens' worth of credit or more
+        rung, last = 0, len(ladder) - 1
+        if allowed <= 0:
+            rung = last
+        elif last > 1 and allowed < PATIENCE * self.cap:
+            short = math.log(PATIENCE * self.cap / allowed) / (2 * math.log(STEP))
+            rung = min(math.ceil(short), last)
         while True:
             node = at(ladder[rung])
             if rung == last or (charge := node.charge().spent) <= allowed:
@@ -175,15 +174,6 @@ class Ledger(Schedule):
             # a charge falls about as the square of the price, so that STEP² fits the excess
             over = math.log(charge / allowed) / (2 * math.log(STEP)) if charge < math.inf else 0.0
             rung = min(rung + max(1, math.floor(over)), last)
-
-    def _first_rung(self, allowed: float, rungs: int) -> int:
-        """Return the rung to try first: 0 with PATIENCE tokens' worth of credit or more."""
-        if allowed <= 0:
-            return rungs - 1
-        if rungs <= 2 or allowed >= PATIENCE * self.cap:
-            return 0
-        short = math.log(PATIENCE * self.cap / allowed) / (2 * math.log(STEP))
-        return min(math.ceil(short), rungs - 1)
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:

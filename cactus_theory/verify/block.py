@@ -32,22 +32,12 @@ from cactus_theory.verify.walk import Walk, chains
 
 @register_verifier("block")
 class Block(Verifier):
-    """A drafted path is verified as a whole, towards a row h of the policy at each node.
-
-    Policies with a row of their own (``FixedTarget``) are followed as they are; per-proposal
-    policies, such as Cactus, by the law that they emit.
-    """
+    """A drafted path is verified as a whole (:func:`verify_block`)."""
 
     reaches_all_it_can = by_path = True
 
     def check(self, policy: Policy) -> None:
-        """Raise for a policy without a row at each node.
-
-        Raises
-        ------
-        ValueError
-            A policy that is neither a ``FixedTarget`` nor a ``PerProposal``.
-        """
+        """Raise ValueError for a policy that is neither a ``FixedTarget`` nor a ``PerProposal``."""
         if type(policy).target is Policy.target:
             raise ValueError(
                 f"verifier: {self.name} needs a policy with a row of its own, which "
@@ -66,13 +56,7 @@ class Block(Verifier):
         return Verdict(draft.token_ids, *walk.accepted_and_last(), paths=walk.paths)
 
     def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
-        """Return the exact law of the verdict on chains.
-
-        Raises
-        ------
-        NotImplementedError
-            A tree.
-        """
+        """Return the exact law of the verdict on chains; NotImplementedError for a tree."""
         if not draft.is_chain:
             return super().law(assigned, target_probs, draft)
         walk = Blocks(assigned, target_probs.double(), draft)
@@ -101,8 +85,8 @@ def verify_block(
 
     Parameters
     ----------
-    policy : one policy or its spec, or one per row; each with a row of its own (``FixedTarget``),
-        or per proposal (followed by its emitted law).
+    policy : one policy or its spec, or one per row; each with a row h of its own
+        (``FixedTarget``), or per proposal, such as Cactus (followed by its emitted law).
     target_probs, draft_probs, draft_token_ids, generator, coins, validate : as for
         :func:`verify_chain`.
 

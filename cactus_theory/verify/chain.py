@@ -1,8 +1,4 @@
-"""Verify one chain of drafted tokens per row, token by token; on a device all tokens at once.
-
-On a CPU, where reading flags on the host is free, whole rows are read only where a coin asks
-(:mod:`cactus_theory.verify.walk`).
-"""
+"""Verify one chain of drafted tokens per row, token by token; on a device all tokens at once."""
 
 from collections.abc import Sequence
 
@@ -22,16 +18,12 @@ from cactus_theory.verify.walk import Walk, chains
 
 @register_verifier("chain")
 class Chain(Verifier):
-    """Token n at place i is accepted iff its coin < φ(n), up to the first rejection.
-
-    After it one token comes from the policy's residual law; if all were accepted, from the target
-    row that follows them. Needs only φ and g of a policy.
-    """
+    """Tokens are accepted one by one, by φ and g of the policy alone (:func:`verify_chain`)."""
 
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict; whole rows are read only where a decision needs them."""
+        """Return the verdict; on a CPU whole rows are read only where a decision needs them."""
         ids = draft.token_ids
         if ids.is_cuda:
             return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))

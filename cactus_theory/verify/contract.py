@@ -105,11 +105,7 @@ class Verifier(ABC):
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict, given every coin; rows are not validated.
-
-        ``target_probs`` has the rows of the nodes (:class:`Draft`). Rows and draft are lent: they
-        may be read until this returns, and not be written to.
-        """
+        """Return the verdict, from rows of the nodes (:class:`Draft`), unvalidated, and coins."""
 
     def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: most verifiers ask nothing)
         """Raise ValueError for a policy that this verifier cannot follow; a chain follows all."""

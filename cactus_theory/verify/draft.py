@@ -105,20 +105,14 @@ class Draft:
         return self.lengths if self.parents is None else list(map(max, self.depths))
 
     @cached_property
-    def flags(self) -> list[tuple[list[bool], list[bool]]]:
-        """Return by row the flags of sampled tokens, and those of deterministic tokens."""
-        assert self.sampled is not None
-        deterministic = ~self.sampled if self.deterministic is None else self.deterministic
-        return list(zip(self.sampled.tolist(), deterministic.tolist(), strict=True))
-
-    @cached_property
     def fixed(self) -> list[list[list[int]]]:
         """Return by row and node the deterministic ids after it, where laws are declared."""
-        fixed = []
-        for above, ids, flags in zip(self.above, self.ids, self.flags, strict=True):
-            fixed.append([[] for _ in range(len(above) + 1)])
-            for node, token in compress(zip(above, ids, strict=False), flags[1]):
-                fixed[-1][node].append(token)
+        assert self.sampled is not None
+        flags = ~self.sampled if self.deterministic is None else self.deterministic
+        fixed = [[[] for _ in range(count + 1)] for count in self.lengths]
+        for row, (above, on) in enumerate(zip(self.above, flags.tolist(), strict=True)):
+            for node, token in compress(zip(above, self.ids[row], strict=False), on):
+                fixed[row][node].append(token)
         return fixed
 
     def judged(self, row: int, node: int) -> int | None:
@@ -130,13 +124,10 @@ class Draft:
     @cached_property
     def first_after(self) -> list[dict[int, int]]:
         """Return by row and node the place of that token, where there is one."""
-        judged = []
-        for row, above in enumerate(self.above):
-            places = [*enumerate(above)]
-            if self.sampled is not None:
-                places = [*compress(places, self.flags[row][0])]
-            judged.append({node: place for place, node in reversed(places)})
-        return judged
+        kept = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
+        rows = zip(self.above, kept.tolist(), strict=True)
+        places = [[*compress(enumerate(above), on)] for above, on in rows]
+        return [{node: place for place, node in reversed(own)} for own in places]
 
     def of_text(self, row: int) -> "Draft":
         """Return the draft of one text as a batch of 1."""
@@ -255,13 +246,9 @@ class Verdict:
 
     def rows(self) -> list[list[int]]:
         """Return the emitted ids of each row, as lists."""
-        if self.last.is_cuda:  # one transfer to the host
-            columns = self.num_accepted[:, None], self.last[:, None]
-            table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()
-            return [[*ids[:count], token] for *ids, count, token in table]
-        ids = self.accepted_token_ids.tolist()
-        ends = zip(ids, self.num_accepted.tolist(), self.last.tolist(), strict=True)
-        return [[*accepted[:count], token] for accepted, count, token in ends]
+        columns = self.num_accepted[:, None], self.last[:, None]
+        table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()  # one transfer
+        return [[*ids[:count], token] for *ids, count, token in table]
 
     @cached_property
     def on_host(self) -> list[Any]:

@@ -13,7 +13,6 @@ from cactus_theory.optimum.rows import loops
 Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
-
 # tokens of a row that are added up at once, before a search looks at each of them
 BLOCK = 512
 # id of a token whose row is no distribution
@@ -27,7 +26,7 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
     NaN or ∞ in it, gives ``NO_TOKEN``. Sums are float64.
     """
-    if rows.is_cuda or rows.device.type != "cpu" or loops() is None:
+    if rows.device.type != "cpu" or loops() is None:
         return _pick_blocked(rows, draw)
     tokens = [
         pick_one(row, coin) for row, coin in zip(rows.detach(), draw.detach().numpy(), strict=True)
@@ -84,17 +83,16 @@ def toss(
         later, _ = toss(later_draws, int(later_draws.max()), generator)
         return accept, torch.cat([first[:, None], later], 1)
     batch, device = len(lengths), lengths.device
-    if not isinstance(generator, list):
-        generator_device = device if generator is None else generator.device
-        uniform = torch.rand(
-            batch, width + 1, generator=generator, dtype=torch.float64, device=generator_device
-        ).to(device)
-        return uniform[:, :width], uniform[:, width]
-    accept = torch.zeros(batch, width, dtype=torch.float64, device="cpu")
-    draw = torch.zeros(batch, dtype=torch.float64, device="cpu")
-    for row, (length, source) in enumerate(zip(lengths.tolist(), generator, strict=True)):
-        numbers = torch.rand(
-            length + 1, generator=source, dtype=torch.float64, device=source.device
-        ).cpu()
-        accept[row, :length], draw[row] = numbers[:length], numbers[length]
-    return accept.to(device), draw.to(device)
+
+    def uniform(source: torch.Generator | None, *shape: int) -> Tensor:
+        place = device if source is None else source.device
+        return torch.rand(shape, generator=source, dtype=torch.float64, device=place)
+
+    if isinstance(generator, list):
+        table = torch.zeros(batch, width + 1, dtype=torch.float64, device="cpu")
+        for own, length, source in zip(table, lengths.tolist(), generator, strict=True):
+            own[:length], own[width:] = uniform(source, length + 1).cpu().split([length, 1])
+    else:
+        table = uniform(generator, batch, width + 1)
+    table = table.to(device)
+    return table[:, :width], table[:, width]

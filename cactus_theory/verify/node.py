@@ -211,20 +211,22 @@ class Node:
     @cached_property
     def ratio(self) -> float:
         """Return P h_n/p_n of the token, solved; φ where a chain judges by it."""
-        row, token = self.solved, self._judged
+        row, token, p = self.solved, self._judged, self.drawn_from
+        if row is None and self.accepts_by_phi:
+            ask_phi([self])
+            return self.__dict__["ratio"]
+        p_n, q_n = float(p[token]), float(self.q[token])
         if row is None:
-            if self.accepts_by_phi:
-                ask_phi([self])
-                return self.__dict__["ratio"]
-            mass, p = self.alive * float(self.law[token]), self.drawn_from
-            p_n = float(p[token]) / float(p.sum(dtype=np.float64))
-            return mass / p_n if p_n > 0 and mass > 0 else math.inf if mass > 0 else 0.0
-        p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
-        row.upper_exceeds(math.inf)
-        if not self.fixed or self.policy.highest <= 1:
-            return row.ratio_of(token, q_n, p_n)
-        h_n = row.raised(token, q_n, self.offers[token]) * q_n
-        return h_n / p_n if p_n > 0 else math.inf if h_n > 0 else 0.0
+            p_n /= float(_tensor(p).sum(dtype=torch.float64))
+            h_n = self.alive * float(self.law[token])
+        else:
+            row.upper_exceeds(math.inf)
+            if not self.fixed or self.policy.highest <= 1:
+                return row.ratio_of(token, q_n, p_n)
+            h_n = row.raised(token, q_n, self.offers[token]) * q_n
+        if not h_n > 0:
+            return 0.0
+        return h_n / p_n if p_n > 0 else math.inf
 
     @property
     def next_alive(self) -> float:
@@ -237,9 +239,13 @@ class Node:
         It is (P h − p)₊, or the policy's residual g where a chain judges by φ. At the end of a
         draft that was accepted as a whole, and where nothing was drafted, the row is h.
         """
-        p = None if self.token is None else self.drawn_from
-        if self.solved is not None:
-            return self._rest(self.solved, p)
+        p, row = None if self.token is None else self.drawn_from, self.solved
+        if row is not None:
+            row.upper_exceeds(math.inf)
+            levels = row.levels
+            for token in self.fixed if self.policy.highest > 1 else ():  # by their selection law
+                levels[token] = row.raised(token, self.q[token], self.offers[token])
+            return Residual(self.q, p, row.left, levels)
         if p is None:
             return Residual(self.q if self.lossless else self.law.numpy())
         if not self.accepts_by_phi:
@@ -247,13 +253,6 @@ class Node:
         if "recovered" not in self.__dict__:
             ask_recovered([self])
         return self.__dict__["recovered"]
-
-    def _rest(self, row: NodeRow, p: np.ndarray | None) -> Residual:
-        """Return the rest of a solved row, at deterministic tokens by their selection law."""
-        row.upper_exceeds(math.inf)
-        fixed = self.fixed if self.policy.highest > 1 else ()
-        levels = {token: row.raised(token, self.q[token], self.offers[token]) for token in fixed}
-        return Residual(self.q, p, row.left, row.levels | levels)
 
     def h(self, token: int) -> float:
         """Return h of a token."""
@@ -380,9 +379,8 @@ def ask_recovered(nodes: Iterable[Node]) -> None:
         if isinstance(policy, Entrywise):
             pairs = [(node.q[node.token], node.drawn_from[node.token]) for node in group]
             q_n, p_n = torch.from_numpy(np.array(pairs, np.float64)).T
-            rows = [(node.q, node.drawn_from) for node in group]
-            scales = policy.scale(q_n, policy.ceiling(q_n, p_n)).tolist()
-            left = [Residual(*own, scale) for own, scale in zip(rows, scales, strict=True)]
+            scales = zip(group, policy.scale(q_n, policy.ceiling(q_n, p_n)).tolist(), strict=True)
+            left = [Residual(node.q, node.drawn_from, scale) for node, scale in scales]
         else:
             q, p = (stacked(group, name) for name in ("q", "drawn_from"))
             rows = policy.residual(q, p, torch.tensor(ids, device="cpu")).detach().double()

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,10 +44,7 @@ class Tree(Block):
     ) -> Verdict:
         """Return the verdict; rows are read on the CPU, and only at the nodes of a walk.
 
-        Raises
-        ------
-        ValueError
-            A tree that does not declare the law of its nodes, or has two sampled children.
+        ValueError for a tree without declared laws, or with two tokens sampled after a node.
         """
         draws = draw[:, None] if draw.ndim == 1 else draw
         if draft.is_chain:
@@ -71,15 +67,12 @@ class Tree(Block):
             runs = [walk.run() for walk in walking]
             Walk(self, assigned, q, draft, runs, index_of(runs)).backwards()
             walking = [walk for walk in walking if walk.goes_on()]
-        # by row: the accepted places, their number and the last token
-        width = draft.token_ids.shape[1]
-        table = np.full((len(walks), width + 2), -1)
-        for row, walk in enumerate(walks):
-            table[row, : len(walk.path)] = walk.path
-            table[row, -2:] = len(walk.path), walk.last
-        tokens = torch.from_numpy(table).to(target_probs.device)
-        path, accepted, last = tokens[:, :width], tokens[:, width], tokens[:, -1]
-        return Verdict(draft.token_ids, accepted, last, path, paths=walks)
+        ids, table = draft.token_ids, []  # by row: number and last token, and accepted places
+        for walk in walks:
+            padding = [-1] * (ids.shape[1] - len(walk.path))
+            table.append([len(walk.path), walk.runs[-1].last, *walk.path, *padding])
+        tokens = ids.new_tensor(table)
+        return Verdict(ids, tokens[:, 0], tokens[:, 1], tokens[:, 2:], paths=walks)
 
 
 def declared_tree(

@@ -280,7 +280,7 @@ class Descent:
     """The walk down one row's tree: paths of sampled tokens, joined by deterministic ones.
 
     The drafted tokens follow the nodes ``above``. The walk is at ``node``. ``path`` holds the
-    places of the accepted tokens in order, ``last`` the token that ends the round, so far.
+    places of the accepted tokens in order.
     """
 
     def __init__(self, draft: Draft, row: int, coins: Any, draws: Any) -> None:
@@ -288,7 +288,8 @@ class Descent:
         self.ids = draft.ids[row]
         self.coins, self.draws = coins, draws
         self.sampled_child = draft.first_after[row]
-        for place, node in compress(enumerate(self.above), draft.flags[row][0]):
+        assert draft.sampled is not None
+        for place, node in compress(enumerate(self.above), draft.sampled[row].tolist()):
             if self.sampled_child[node] != place:
                 raise ValueError(
                     "sampled: at most one token may be sampled after a node; got tokens "
@@ -296,7 +297,7 @@ class Descent:
                 )
         self.path: list[int] = []
         self.runs: list[Path] = []
-        self.node, self.last = 0, NO_TOKEN
+        self.node = 0
 
     def nodes(self) -> list[Node]:
         """Return the nodes that the tokens were emitted at, in order."""
@@ -309,7 +310,7 @@ class Descent:
             places.append(place)
             node = place + 1
         nodes = [self.node, *(place + 1 for place in places)]
-        ids, coins = [self.ids[place] for place in places], [self.coins[place] for place in places]
+        ids, coins = ([of[place] for place in places] for of in (self.ids, self.coins))
         self.runs.append(Path(self.row, nodes, self.draws[len(self.runs)], ids, coins))
         return self.runs[-1]
 
@@ -319,7 +320,6 @@ class Descent:
         taken = run.places[: run.accepted + 1]
         end = taken[-1]
         self.path += [node - 1 for node in taken[1:]]
-        self.last = run.last
         children = zip(self.above, self.ids, strict=False)
         caught = [place for place, child in enumerate(children) if child == (end, run.last)]
         # a rejected token is drawn again only by rounding, and the tokens below it are biased
