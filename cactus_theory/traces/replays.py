@@ -122,7 +122,10 @@ def replay_widths(
         done = 0
         for batch in trace.batches(ENTRIES, together[-1]):
             law = batch_law(batch, rule, verifier, kinds, trace.ends)
-            free = _undrafted(rule, batch.target_probs, kinds) if undrafted == "policy" else {}
+            free, q = dict[str, Tensor](), batch.target_probs
+            if undrafted == "policy" and type(rule).undrafted is not Policy.undrafted:
+                h = rule.undrafted(q)
+                free = {spec: divergences_of(kind, h, q) for spec, kind in kinds.items()}
             for width in together:
                 replays[width].add(batch.text, *law, free)
             done += len(batch.text)
@@ -169,49 +172,27 @@ def batch_law(
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
     ids, q = batch.draft_token_ids, batch.target_probs
-    going, width = _going(ids, ends), ids.shape[1]
-    draft = Draft(ids, [width] * len(ids), batch.draft_probs)
-    if isinstance(verifier, Chain | Block):
-        alive, spent = _followed(policy, verifier, q, draft, kinds)
-        return alive, going, spent
-    law = verifier.law(Assignment((policy,)), q, draft)
-    rows = law.emitted[:, :width], q[:, :width]
-    return law.alive, going, {spec: kind.value(*rows) for spec, kind in kinds.items()}
-
-
-def _undrafted(policy: Policy, q: Tensor, kinds: dict[str, Divergence]) -> dict[str, Tensor]:
-    """Return D(h‖q) (B, K + 1) of the tokens that a policy draws undrafted, if it does."""
-    if type(policy).undrafted is Policy.undrafted:
-        return {}
-    h = policy.undrafted(q)
-    return {spec: divergences_of(kind, h, q) for spec, kind in kinds.items()}
-
-
-def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
-    """Return (B, K + 1) whether none of so many tokens ends the text."""
     ended = torch.isin(ids, ids.new_tensor(ends)).cumsum(-1) > 0
-    return torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
-
-
-def _followed(
-    policy: Policy, verifier: Chain | Block, q: Tensor, draft: Draft, kinds: dict[str, Divergence]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return ``alive`` (B, K + 1) and D(h_i‖q_i) (B, K).
-
-    A chain and a block need neither residuals nor rows for them: each node is asked once.
-    """
-    ids, at = draft.token_ids, Nodes(verifier, Assignment((policy,)), q, draft).at
-    alive = q.new_zeros(len(ids), ids.shape[1] + 1, dtype=torch.float64)
+    going = torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
+    assigned, width = Assignment((policy,)), ids.shape[1]
+    draft = Draft(ids, [width] * len(ids), batch.draft_probs)
+    if not isinstance(verifier, Chain | Block):
+        law = verifier.law(assigned, q, draft)
+        rows = law.emitted[:, :width], q[:, :width]
+        return law.alive, going, {spec: kind.value(*rows) for spec, kind in kinds.items()}
+    # a chain and a block need neither residuals nor rows for them: each node is asked once
+    at, by_path = Nodes(verifier, assigned, q, draft).at, verifier.by_path
+    alive = q.new_zeros(len(ids), width + 1, dtype=torch.float64)
     alive[:, 0] = 1.0
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
-    for place in range(ids.shape[1]):
+    for place in range(width):
         # what is never reached costs nothing
         reached = {row: ratio for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0}
-        rows, by_path = [*reached], verifier.by_path
+        rows = [*reached]
         nodes = [at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
         for spec, kind in kinds.items():
             charge_nodes(nodes, kind)
             spent[spec][rows, place] = alive.new_tensor([node.charge(kind).spent for node in nodes])
         after = alive.new_tensor([node.next_alive for node in ask_together(nodes)])
-        alive[rows, place + 1] = after if verifier.by_path else alive[rows, place] * after
-    return alive, spent
+        alive[rows, place + 1] = after if by_path else alive[rows, place] * after
+    return alive, going, spent

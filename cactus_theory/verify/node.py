@@ -130,11 +130,6 @@ class Node:
             return type(self.solved) is NodeRow
         return not self.is_written or self.law is self.target
 
-    @property
-    def _judged(self) -> int:
-        assert self.token is not None  # only nodes with a drafted token are judged
-        return self.token
-
     @cached_property
     def drawn_from(self) -> Any:
         """Return the row that the judged token was drawn from, one-hot where it was certain."""
@@ -202,7 +197,7 @@ class Node:
         row = self.solved
         if row is None or (self.fixed and self.policy.highest > 1):
             return share < self.ratio
-        token = self._judged
+        assert (token := self.token) is not None
         p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
         if row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
             return True
@@ -211,7 +206,8 @@ class Node:
     @cached_property
     def ratio(self) -> float:
         """Return P h_n/p_n of the token, solved; φ where a chain judges by it."""
-        row, token, p = self.solved, self._judged, self.drawn_from
+        assert (token := self.token) is not None  # no other node is judged
+        row, p = self.solved, self.drawn_from
         if row is None and self.accepts_by_phi:
             ask_phi([self])
             return self.__dict__["ratio"]

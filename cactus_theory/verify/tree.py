@@ -69,8 +69,9 @@ class Tree(Block):
             walking = [walk for walk in walking if walk.goes_on()]
         ids, table = draft.token_ids, []  # by row: number and last token, and accepted places
         for walk in walks:
-            padding = [-1] * (ids.shape[1] - len(walk.path))
-            table.append([len(walk.path), walk.runs[-1].last, *walk.path, *padding])
+            path = walk.accepted()
+            padding = [-1] * (ids.shape[1] - len(path))
+            table.append([len(path), walk.runs[-1].last, *path, *padding])
         tokens = ids.new_tensor(table)
         return Verdict(ids, tokens[:, 0], tokens[:, 1], tokens[:, 2:], paths=walks)
 

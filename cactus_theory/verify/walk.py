@@ -45,8 +45,6 @@ class Path:
     accepted = 0
     last = NO_TOKEN
     walk: "Walk"
-    q_n: list[float]  # entries at the tokens
-    p_n: list[float]
     low: list[float]  # bounds on h_n/p_n, or φ
     high: list[float]
 
@@ -157,8 +155,8 @@ class Walk(Nodes):
         q_n = _entries(self.q, index)
         p_n = np.ones_like(q_n) if self.p is None else _entries(self.p, index)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
-        for path, *entries in zip(paths, q_n.tolist(), p_n.tolist(), strict=True):
-            path.walk, path.q_n, path.p_n = self, *entries
+        for path in paths:
+            path.walk = self
         if math.isnan(np.vdot(q_n, p_n)):
             for path, lawless in zip(paths, np.isnan(q_n + p_n), strict=True):
                 if lawless[: path.count].any():
@@ -218,8 +216,9 @@ class Walk(Nodes):
             self.raised = raised.tolist()
             bounds = [[torch.where(raised.isnan(), of, raised) for of in own] for own in bounds]
         self.bound(bounds)
-        for path in self.paths if self.draft.sampled is not None else ():
-            self._widen(path)
+        if self.draft.sampled is not None:
+            for path, *own in zip(self.paths, self.q_n.tolist(), self.p_n.tolist(), strict=True):
+                self._widen(path, *own)
         waiting = list(self.paths)
         while waiting:
             waiting = [path for path in waiting if path.advance()]
@@ -242,7 +241,7 @@ class Walk(Nodes):
         for path in self.paths:
             path.end()
 
-    def _widen(self, path: Path) -> None:
+    def _widen(self, path: Path, q_n: Sequence[float], p_n: Sequence[float]) -> None:
         """Widen a drafted token's bounds where it, or a token beside it, is deterministic.
 
         There a band has the bounds of tokens that are sampled alone.
@@ -252,11 +251,11 @@ class Walk(Nodes):
             fixed, policy = self.draft.fixed[at[0]][at[1]], self.assigned.policy(*at)
             if not fixed or policy.highest <= 1:
                 continue
-            q_n, p_n = path.q_n[place], path.p_n[place]
             if self.at(*at).solved is None:  # P is not known yet
                 path.low[place], path.high[place] = 0.0, math.inf
             elif token in fixed:
-                path.high[place] = policy.highest * q_n / p_n if p_n > 0 else math.inf
+                most = policy.highest * q_n[place]
+                path.high[place] = most / p_n[place] if p_n[place] > 0 else math.inf
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "paths"], Int[Tensor, "paths"]]:
         """Return the accepted count of each path and the token after it."""
@@ -279,8 +278,7 @@ def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Inde
 class Descent:
     """The walk down one row's tree: paths of sampled tokens, joined by deterministic ones.
 
-    The drafted tokens follow the nodes ``above``. The walk is at ``node``. ``path`` holds the
-    places of the accepted tokens in order.
+    The drafted tokens follow the nodes ``above``. The walk is at ``node``.
     """
 
     def __init__(self, draft: Draft, row: int, coins: Any, draws: Any) -> None:
@@ -295,13 +293,17 @@ class Descent:
                     "sampled: at most one token may be sampled after a node; got tokens "
                     f"{self.sampled_child[node]} and {place} of row {row}"
                 )
-        self.path: list[int] = []
         self.runs: list[Path] = []
         self.node = 0
 
     def nodes(self) -> list[Node]:
         """Return the nodes that the tokens were emitted at, in order."""
         return [node for run in self.runs for node in run.nodes()]
+
+    def accepted(self) -> list[int]:
+        """Return the places of the accepted tokens, in order."""
+        nodes = [node for run in self.runs for node in run.places[: run.accepted + 1]]
+        return [node - 1 for node in nodes[1:]]
 
     def run(self) -> Path:
         """Return the path of sampled tokens from the current node on."""
@@ -317,15 +319,12 @@ class Descent:
     def goes_on(self) -> bool:
         """Move past the judged path; return whether the token drawn after it is a drafted child."""
         run = self.runs[-1]
-        taken = run.places[: run.accepted + 1]
-        end = taken[-1]
-        self.path += [node - 1 for node in taken[1:]]
+        end = run.places[run.accepted]
         children = zip(self.above, self.ids, strict=False)
         caught = [place for place, child in enumerate(children) if child == (end, run.last)]
         # a rejected token is drawn again only by rounding, and the tokens below it are biased
         if not caught or caught[0] == self.sampled_child.get(end):
             return False
-        self.path += caught
         self.node = caught[0] + 1
         return True
 
