@@ -413,9 +413,7 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
     for node, charge in zip(nodes, charges, strict=True):
         if not node.drafted:
             charge = charge._replace(accepted=0.0)
-        elif not isinstance(
-            node.policy, FixedTarget | PerProposal
-        ):  # acceptance is not Σ min(p, h)
+        elif not isinstance(node.policy, FixedTarget | PerProposal):  # it is not Σ min(p, h)
             q, p = (normalised(_tensor(row)) for row in (node.q, node.offers))
             accepted = (p * node.policy.acceptance_row(q, p)).sum(-1)
             charge = charge._replace(accepted=float(accepted))

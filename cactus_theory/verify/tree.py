@@ -1,15 +1,10 @@
 r"""Verify a tree of drafted tokens: blocks, deterministic trees and mixtures in one walk.
 
 Every node has deterministic children T, fixed by what stands above them, and at most one child that
-was drawn from a row r. The sampled child is judged towards a row h, as a block along a run of
-sampled children; whatever token comes out, if it is a child, the walk goes on there, else the round
-ends. Where nothing follows the token comes from the target, free.
-
-The policy's h is computed from the node's selection law p° (:func:`cactus_theory.selection_law`)
-in place of the draft's row, and from nothing that was drawn there: the next token then has the
-law h at every node that is reached, and is a child as often as any rule for these drafts can make
-it (THEORY.md, Theorems 21 and 22). Without deterministic children this is the block, without
-sampled ones it is sampling from h and looking the token up.
+was drawn from a row r. The sampled child is judged as a block along a run of sampled children,
+towards the h of the node's selection law p°, computed from nothing that was drawn there; whatever
+token comes out, if it is a child, the walk goes on there, else the round ends. The next token is a
+child as often as any rule for these drafts can make it (THEORY.md, Theorems 21 and 22).
 """
 
 from collections.abc import Sequence
