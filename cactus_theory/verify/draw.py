@@ -26,7 +26,7 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
     NaN or ∞ in it, gives ``NO_TOKEN``. Sums are float64.
     """
-    if rows.device.type != "cpu" or loops() is None:
+    if rows.is_cuda or rows.device.type != "cpu" or loops() is None:
         return _pick_blocked(rows, draw)
     tokens = [
         pick_one(row, coin) for row, coin in zip(rows.detach(), draw.detach().numpy(), strict=True)
