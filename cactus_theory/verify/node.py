@@ -238,7 +238,7 @@ class Node:
         p, row = None if self.token is None else self.drawn_from, self.solved
         if row is not None:
             row.upper_exceeds(math.inf)
-            levels = row.levels
+            levels = dict(row.levels)
             for token in self.fixed if self.policy.highest > 1 else ():  # by their selection law
                 levels[token] = row.raised(token, self.q[token], self.offers[token])
             return Residual(self.q, p, row.left, levels)

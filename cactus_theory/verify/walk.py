@@ -189,7 +189,8 @@ class Walk(Nodes):
             for path in waiting:
                 path.accepted += 1
         ends = [path.node(path.accepted) for path in self.paths if not path.is_undecided]
-        ask_recovered(node for node in ends if node.token is not None and node.accepts_by_phi)
+        left = [node for node in ends if node.solved is None and node.token is not None]
+        ask_recovered(node for node in left if node.accepts_by_phi)
         for path in self.paths:
             path.end()
 
