@@ -313,7 +313,8 @@ def nodes_of_rows(
     verifier: Any, policy: Policy, q: Tensor, p: Tensor, alive: Sequence[float] | None = None
 ) -> list[Node]:
     """Return the nodes of rows (R, V) after each of which one token was sampled from p."""
-    draft = Draft(torch.zeros(len(q), 1, dtype=torch.int64), [1] * len(q), p[:, None])
+    ids = torch.zeros(len(q), 1, dtype=torch.int64, device=q.device)
+    draft = Draft(ids, [1] * len(q), p[:, None])
     nodes = Nodes(verifier, Assignment((policy,)), q[:, None], draft)
     return [nodes.at(row, 0, 1.0 if alive is None else alive[row]) for row in range(len(q))]
 
@@ -371,18 +372,11 @@ def ask_phi(nodes: Iterable[Node]) -> None:
 def ask_recovered(nodes: Iterable[Node]) -> None:
     """Compute the residuals at nodes that are judged by φ, one call a policy, and store them."""
     for group in _together(nodes, lambda node: None):
-        policy, ids = group[0].policy, [node.token for node in group]
-        if isinstance(policy, Entrywise):
-            pairs = [(node.q[node.token], node.drawn_from[node.token]) for node in group]
-            q_n, p_n = torch.from_numpy(np.array(pairs, np.float64)).T
-            scales = zip(group, policy.scale(q_n, policy.ceiling(q_n, p_n)).tolist(), strict=True)
-            left = [Residual(node.q, node.drawn_from, scale) for node, scale in scales]
-        else:
-            q, p = (stacked(group, name) for name in ("q", "drawn_from"))
-            rows = policy.residual(q, p, torch.tensor(ids, device="cpu")).detach().double()
-            left = map(Residual, rows.numpy())
-        for node, own in zip(group, left, strict=True):
-            node.__dict__["recovered"] = own
+        q, p = (stacked(group, name) for name in ("q", "drawn_from"))
+        ids = torch.tensor([node.token for node in group], device="cpu")
+        rows = group[0].policy.residual(q, p, ids).detach().double()
+        for node, row in zip(group, rows.numpy(), strict=True):
+            node.__dict__["recovered"] = Residual(row)
 
 
 def write_laws(nodes: Iterable[Node]) -> None:

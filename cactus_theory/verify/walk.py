@@ -47,6 +47,7 @@ class Path:
     walk: "Walk"
     low: list[float]  # bounds on h_n/p_n, or φ
     high: list[float]
+    scale: float | None = None  # s of the residual (s q − p)₊ after a rejected token, if known
 
     def __init__(
         self, row: int, places: Sequence[int], draw: float,
@@ -81,7 +82,8 @@ class Path:
         if self.is_undecided:
             return
         node = self.node(self.accepted)
-        residual = node.residual()
+        known = (node.q, node.drawn_from, self.scale) if self.scale is not None else None
+        residual = Residual(*known) if known else node.residual()
         self.last = residual.draw(self.draw)
         if self.last == NO_TOKEN and node.token is not None and residual.mass <= 0:
             self.last = Residual(node.q).draw(self.draw)
@@ -188,16 +190,29 @@ class Walk(Nodes):
             waiting = [path for path, node in asked if node.exceeds(path.coins[path.accepted])]
             for path in waiting:
                 path.accepted += 1
-        ends = [path.node(path.accepted) for path in self.paths if not path.is_undecided]
-        left = [node for node in ends if node.solved is None and node.token is not None]
-        ask_recovered(node for node in left if node.accepts_by_phi)
+        scales: dict[int, list[list[float]]] = {}
+        asked: list[Node] = []
+        for number, path in enumerate(self.paths):
+            if path.accepted == path.count or (node := path.node(path.accepted)).solved is not None:
+                continue
+            policy = node.policy
+            if isinstance(policy, Entrywise):
+                if id(policy) not in scales:
+                    ceiling = policy.ceiling(self.q_n, self.p_n)
+                    scales[id(policy)] = policy.scale(self.q_n, ceiling).tolist()
+                path.scale = scales[id(policy)][number][path.accepted]
+            elif node.accepts_by_phi:
+                asked.append(node)
+        ask_recovered(asked)
         for path in self.paths:
             path.end()
 
     def _least(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
         """Return bounds on φ of each drafted token by its entries, φ twice where they tell."""
+        if isinstance(policy, Entrywise):
+            return (accepted := policy.acceptance_of(self.q_n, self.p_n)), accepted
         low, high = policy.bounds(self.q_n, self.p_n)
-        if low is high or isinstance(policy, Entrywise):
+        if low is high:
             return low, low
         # a row's sum may miss 1 and move a bound as far: close calls are the policy's
         low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.rows.dtype])

@@ -153,14 +153,14 @@ def test_jumps_and_writers_are_told_of_and_nothing_is_shadowed(folder, capfd, ru
     ("rule", "status", "said"),
     some(
         [
-            ("hangs", 3, "rules.py:hangs: no answer within 20 s while answers was checked"),
+            ("hangs", 3, "rules.py:hangs: no answer within 10 s while answers was checked"),
             ("dies", 2, "rules.py:dies: its process ended with exit code 7 while answers was"),
         ],
         1,
     ),
 )
 def test_a_hang_and_a_death_are_one_line(folder, capfd, rule: str, status: int, said: str) -> None:
-    asked = (f"rules.py:{rule}", "--examples", "30", "--timeout", "20", "--json")
+    asked = (f"rules.py:{rule}", "--examples", "30", "--timeout", "10", "--json")
     assert check(*asked) == status
     out, err = capfd.readouterr()
     assert out == "" and len(err.splitlines()) == 1 and said in err
