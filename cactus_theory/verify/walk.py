@@ -191,7 +191,7 @@ class Walk(Nodes):
             for path in waiting:
                 path.accepted += 1
         scales: dict[int, list[list[float]]] = {}
-        asked: list[Node] = []
+        rejecting: list[Node] = []
         for number, path in enumerate(self.paths):
             if path.accepted == path.count or (node := path.node(path.accepted)).solved is not None:
                 continue
@@ -202,8 +202,8 @@ class Walk(Nodes):
                     scales[id(policy)] = policy.scale(self.q_n, ceiling).tolist()
                 path.scale = scales[id(policy)][number][path.accepted]
             elif node.accepts_by_phi:
-                asked.append(node)
-        ask_recovered(asked)
+                rejecting.append(node)
+        ask_recovered(rejecting)
         for path in self.paths:
             path.end()
 
