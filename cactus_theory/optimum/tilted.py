@@ -104,7 +104,12 @@ def tilted_acceptance(
     """
     target, draft = check.checked_rows(target_probs, draft_probs, normalise)
     batch, like = target.shape[:-1], {"dtype": torch.float64, "device": target.device}
-    own = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
+    try:
+        own = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"worth: must be numbers that broadcast to the rows; got {error}"
+        ) from None
     limits = {"delta": (delta, 0.0, math.inf), "at_least": (at_least, -math.inf, math.inf)}
     amounts = [check.row_numbers(name, value, batch, target.device, *ends).reshape(-1)
                for name, (value, *ends) in limits.items()]  # fmt: skip
@@ -131,7 +136,16 @@ def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tupl
     """Return row, acceptance, nats, worth, θ, price and gap of float64 rows that sum to 1."""
     if bool(((q > 0) & ~worth.isfinite()).any()):
         raise ValueError("worth: must be finite where target_probs is above 0; got other numbers")
-    worth = torch.where(q > 0, worth, 0.0)
+    # of worths only the differences count, and tolerances are for differences of about 1
+    top = torch.where(q > 0, worth, -math.inf).amax(-1, keepdim=True)
+    lost = torch.where(q > 0, top - worth, 0.0)
+    unit = lost.amax(-1, keepdim=True)
+    unit = torch.where(unit > 0, unit, 1.0)
+    mean, worth, least = (
+        worth.where(q > 0, 0.0),
+        -lost / unit,
+        ((least[:, None] - top) / unit)[:, 0],
+    )
     given = q, p, worth, delta, least
     rows, columns = _about(torch.zeros_like(delta), *given)
     short = (rows * worth).sum(-1) < least - ROUNDING * (1 + least.abs())
@@ -140,7 +154,7 @@ def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tupl
             rows[short], columns[:, short] = solve(*(part[short] for part in given))
             short = short & ~(columns[1] <= delta * (1 + ROUNDING))
     accepted, spent, tilt, price, gap = columns
-    return rows, accepted, spent, (rows * worth).sum(-1), tilt, price, gap
+    return rows, accepted, spent, (rows * mean).sum(-1), tilt / unit[:, 0], price, gap
 
 
 def _about(
@@ -218,10 +232,9 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
     missing = cheapest * least - log_z - delta
     if bool((missing > ROUNDING * (1 + delta)).any()):
         row = int(missing.argmax())
-        raise ValueError(
-            f"delta, at_least: a row must exist within both; got a row whose worth of "
-            f"{float(least[row]):g} takes {float(delta[row] + missing[row]):.6g} nats or more"
-        )
+        takes = f"takes {float(delta[row] + missing[row]):.6g} nats or more"
+        takes = "is above that of every token" if least[row] > 0 else takes
+        raise ValueError(f"delta, at_least: a row must exist within both; got a worth that {takes}")
     tilt = convex_root(of_row, none, _beyond(of_row, worth, none), none)
     return _about(tilt, *given)
 

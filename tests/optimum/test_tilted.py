@@ -115,6 +115,17 @@ def test_one_hot_rows_no_nats_and_all_nats() -> None:
     assert np.array_equal(sure.target, [0.0, 1.0, 0.0])
 
 
+@pytest.mark.parametrize(("unit", "shift"), [(1e-30, 0.0), (1e200, 0.0), (1.0, 1e6)])
+def test_a_worth_may_have_any_unit_and_any_zero(unit: float, shift: float) -> None:
+    q, p, worth = case(0, 30, "log")
+    least = float(q @ worth) + 0.02
+    due = ct.tilted_acceptance(q, p, worth, delta=0.05, at_least=least)
+    own = worth * unit + shift, {"delta": 0.05, "at_least": least * unit + shift}
+    best = ct.tilted_acceptance(q, p, own[0], **own[1])
+    assert due.tilt > 0 and best.tilt * unit == pytest.approx(due.tilt, rel=1e-6)
+    assert np.allclose(best.target, due.target, atol=1e-8)
+
+
 def test_nats_are_not_monotone_in_the_price_at_a_fixed_tilt() -> None:
     """The example of THEORY.md, Theorem 28; KL(h‖q) − θ Σ h r rises as the price falls."""
     q, p = (torch.tensor([row], dtype=torch.float64) for row in ([0.6, 0.3, 0.1], [0.2, 0.4, 0.4]))
@@ -136,7 +147,12 @@ def test_nats_are_not_monotone_in_the_price_at_a_fixed_tilt() -> None:
         ({"worth": [1.0, math.inf, 0.0]}, "worth: must be finite"),
         ({"delta": -1.0}, "delta: must"),
         ({"at_least": math.nan}, "at_least: must"),
-        ({"at_least": 1.1}, "a row must exist within both; got a row whose worth of 1.1"),
+        ({"worth": [1.0, 0.0]}, "worth: must be numbers that broadcast"),
+        ({"worth": ["a", "b", "c"]}, "worth: must be numbers that broadcast"),
+        (
+            {"at_least": 1.1},
+            "a row must exist within both; got a worth that is above that of every",
+        ),
         ({"at_least": 0.9}, "takes 0.5"),
     ],
 )
