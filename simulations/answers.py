@@ -5,8 +5,8 @@ reads --nats a token, calls timed; every policy gets the verifier and K that are
 Of the other half --num-prompts are answered to their end, once by every line, in turns: prompt
 after prompt, or --batch at once, lines in an order drawn anew. Metering is not timed.
 
-A policy is as for ``tune`` (``band``; ``band:hold=eos`` with other knobs fixed); ``tempered`` is
-lossless sampling of another target.
+A policy is as for ``tune`` (``band``; ``band:hold=eos`` with other knobs fixed);
+``speculative:tilt`` is lossless sampling of another target.
 Lossless drafting is decoded at its best K and one less; × lossless and scores are beside the faster
 of both on these prompts. Intervals are 90 %, over prompts, or batches of them, resampled. Scores of
 0 and 1 are compared with McNemar's exact test, p corrected by Holm for all lines of the table. The
@@ -45,7 +45,7 @@ from .common.statistics import Draws, interval, resamples
 from .common.tuned import config, key, tune_all
 from .scores import Score, score_of
 
-POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band:hold=eos", "tempered")
+POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band:hold=eos", "speculative:tilt")
 # most new tokens of the texts that are logged and timed, and the most entries of logged rows
 TUNED_TOKENS, LOGGED = 48, 6_400_000
 # columns with an interval, and their heads

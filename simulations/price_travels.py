@@ -34,9 +34,9 @@ from .common.walk import add_walk_arguments, opened_walk, walked
 
 TABLES = "price_travels", "same_nats"
 POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
-LAWS = "speculative", "tempered:temperature=0.7", "truncated:top_p=0.95"
+LAWS = "speculative", "speculative:tilt=0.43", "truncated:top_p=0.95"
 # other targets for the second table, by the first words of their families
-OTHERS = {"tempered": "tempered:temperature", "truncated": "truncated:top_p"}
+OTHERS = {"tempered": "speculative:tilt", "truncated": "truncated:top_p"}
 # most that an error moves a knob, in ln; least slope of ln nats over ln looseness
 FARTHEST, FLAT = 9.0, 1e-6
 Row = dict[str, Any]
@@ -204,7 +204,7 @@ def _elsewhere(family: Family, levels: Sequence[float], texts: OwnTexts) -> list
     def alone(own: OwnTexts, shape: Policy) -> Replay:
         return own.replay(LOSSLESS.policy(1.0), shape, own=False)
 
-    name = family.name.partition(":")[0]
+    name = next(name for name, spec in OTHERS.items() if spec == family.name)
     rows = [{"spent": name} | row for row in _solved(texts, family, levels, alone)]
     halves = _solved(texts, family, [level / 2 for level in levels], alone)
     for level, half in zip(levels, halves, strict=True):

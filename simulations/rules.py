@@ -312,7 +312,7 @@ FIELD = {name: Shipped(*entry) for name, entry in {
     "bild": ("typical:epsilon=0.00033546,alpha=inf", "BiLD", "rollback", "arXiv 2302.07863"),
     "top_k": ("top_k:k=10", "paper", "k", CACTUS),
     "top_k_of_cactus": (top_k_of_cactus, "Cactus's code", "k", CACTUS),
-    "tempered": ("tempered:temperature=0.8", "baseline", "temperature", "arXiv 2607.08690"),
+    "tempered": ("speculative:tilt=0.25", "baseline", "temperature", "arXiv 2607.08690"),
     "truncated": ("truncated:top_p=0.95", "baseline", "top_p", "arXiv 2607.26627"),
     "fly": ("speculative", "vLLM", "fly_window_size", FLY, Fly()),
     "fly_4": ("speculative", "vLLM", "fly_window_size", FLY, Fly(4)),

@@ -133,7 +133,7 @@ def test_mass_raised_off_the_head_is_that_of_tokens_far_below_the_first_choice()
                if b < 0.2 * target.max()]  # fmt: skip
         assert float(mass) == pytest.approx(sum(far), abs=EXACT)
     assert seen.raised_off_head.max() > 0.01
-    assert not ct.audit(ct.policy("tempered:temperature=0.5"), rows, drafts).raised_off_head.any()
+    assert not ct.audit(ct.policy("speculative:tilt=1"), rows, drafts).raised_off_head.any()
 
 
 def test_kinds_of_input():

@@ -43,7 +43,9 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 def spec_of(name: str, value: Any) -> str:
     """Write a spec for :func:`parse_spec`: a name, and a dataclass's values but defaults."""
-    knob_fields = fields(value) if is_dataclass(value) else ()
+    knob_fields = (
+        sorted(fields(value), key=lambda knob: knob.kw_only is True) if is_dataclass(value) else ()
+    )
     pairs = [(each.name, getattr(value, each.name), each.default) for each in knob_fields]
     knobs = ",".join(f"{knob}={value}" for knob, value, default in pairs if value != default)
     return f"{name}:{knobs}" if knobs else name

@@ -13,6 +13,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies._tilt import colder, tilt_of, untilted
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes
@@ -134,7 +135,16 @@ class Ledger(Schedule):
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
         numbers, nodes = of_inner.tolist(), dict[int, Node]()
         spent, alive = [state.spent] * len(numbers), [1.0] * len(numbers)
-        rows = cache(lambda own: Nodes(verifier, Assignment((own,)), target_probs, draft))
+        seen = cache(lambda tilt: colder(target_probs, tilt))
+
+        @cache
+        def rows(own: Policy) -> Nodes:
+            tilt = tilt_of(own)
+            rung = Assignment(
+                (untilted(own),), tilts=(tilt,), target=target_probs if tilt else None
+            )
+            return Nodes(verifier, rung, seen(tilt), draft)
+
         for node in range(draft.lengths[0] + 1):
             if node:
                 above = draft.above[0][node - 1]

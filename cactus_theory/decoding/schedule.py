@@ -14,6 +14,7 @@ from cactus_theory.base.copies import copied, is_own
 from cactus_theory.base.specs import names_a_file
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._registry import policy_in_file
+from cactus_theory.policies._tilt import untilted
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes, stacked
@@ -110,10 +111,11 @@ class Schedule(ABC):
         A class of another package is asked with copies.
         """
         choice, count = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1), draft.lengths[0]
-        ends = any(type(policy).undrafted is not Policy.undrafted for policy in self.policies)
+        ends = any(policy.moves_undrafted for policy in self.policies)
         if len(self.policies) == 1 or not (count or ends):
             return choice, {}
-        nodes = Nodes(verifier, Assignment(self.policies), target_probs, draft)
+        own = Assignment(tuple(map(untilted, self.policies)))
+        nodes = Nodes(verifier, own, target_probs, draft)
         if draft.parents is None:
             choice[: count + ends] = self._along(state, list(range(count)), nodes, ends)
             return choice, {}

@@ -31,29 +31,33 @@ class LookAhead:
         q: Float[Tensor, "batch K vocab"],
         ids: Int[Tensor, "batch K"],
         counts: Int[Tensor, "batch"],
+        worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
         r"""Return :math:`h_n = m q_n z/(m − q_n + q_n z)` of drafted tokens, z what follows each.
 
         m is the mass that may move, that of all tokens but those of a box other than n. Backwards,
         z = e^{1/ν} after the last token, and before a token it is e^{1/ν} ((m − q_n + q_n z)/m)^m.
         Where n may not rise, held or off the head, h_n = q_n and before it z is e^{1/ν} z^{q_n}.
-        Entries beyond ``counts`` are not read.
+        Entries beyond ``counts`` are not read. Of a tilted target each row, that of the bonus
+        token, too, is worth ``worth`` more, ln Σ q e^{θ r̃} (Theorem 28), and z that often e.
         """
         # a row may round to an ulp above 1; entries below 0 are refused
         q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
         fixed, mass = self._fixed(q, ids, q_n)
         rest, odds = (mass - q_n).clamp(min=0.0).log(), q_n.log()
         unit, width = 1 / self.price, q_n.shape[1]
+        own = q.new_zeros(len(q), width + 1) if worth is None else worth
         follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
         raised = torch.zeros_like(q_n)
         for place in range(width - 1, -1, -1):
-            follows = torch.where(counts == place + 1, unit, follows)
+            follows = torch.where(counts == place + 1, unit + own[:, place + 1], follows)
             none, one, m = rest[:, place], odds[:, place], mass[:, place]
             free = m * (one - none + follows).sigmoid()
             before = m * (torch.logaddexp(none, one + follows) - m.log())
             stays = q_n[:, place]
             raised[:, place] = torch.where(fixed[:, place], stays, free)
-            follows = unit + torch.where(fixed[:, place], stays * follows, before)
+            before = torch.where(fixed[:, place], stays * follows, before)
+            follows = unit + own[:, place] + before
         return raised
 
     def _fixed(self, q: Tensor, ids: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:

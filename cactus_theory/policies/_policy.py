@@ -142,6 +142,11 @@ class Policy(ABC):
         """
         return q
 
+    @property
+    def moves_undrafted(self) -> bool:
+        """Return whether :meth:`undrafted` is a row of this policy's own."""
+        return type(self).undrafted is not Policy.undrafted
+
     def emitted(self, q: Rows, p: Rows) -> Rows:
         """Return the exact law of the next token, float64, by enumerating drafted tokens: O(V²)."""
         q, p = float64_rows(q, p)

@@ -180,7 +180,7 @@ def list_policies() -> dict[str, dict[str, Any]]:
     Examples
     --------
     >>> ct.list_policies()["mixture"]["knobs"]
-    {'alpha': None, 'support': 'target'}
+    {'alpha': None, 'support': 'target', 'tilt': 0.0}
     >>> print(ct.list_policies()["speculative"]["declares"])
     lossless.
     """

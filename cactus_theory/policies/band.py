@@ -21,6 +21,7 @@ from cactus_theory.policies._decisions import Budget, Declaration, PathState
 from cactus_theory.policies._knobs import DivergenceSpec, NotNegative, Share
 from cactus_theory.policies._policy import TIE, Entries, Rows
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._tilt import Tilted
 
 # the word for the ids that end a text
 EOS = "eos"
@@ -28,7 +29,7 @@ EOS = "eos"
 
 @register("band")
 @dataclass(frozen=True)
-class Band(FixedTarget):
+class Band(Tilted, FixedTarget):
     r"""Verify against the best row within the budget: :math:`h = \mathrm{clip}(p, aq, bq)`.
 
     By ``delta`` every row may spend that much divergence; by ``price``, in tokens per unit of
@@ -71,6 +72,9 @@ class Band(FixedTarget):
         for name in ("floor", "hold"):
             ids = _token_ids(name, getattr(self, name), ends=(EOS,))
             object.__setattr__(self, name, "+".join(map(str, ids)))
+        if self.tilt and (self.price is None or self.divergence != "kl"):
+            rule = "goes with a price of kl; ct.tilted_acceptance solves rows within a budget"
+            raise ValueError(f"tilt: {rule}; got {self.spec!r}")
 
     def at_ends(self, token_ids: Iterable[int]) -> "Band":
         """Return the band with ``eos`` read as these ids; ValueError for none where it is meant."""

@@ -13,9 +13,10 @@ from cactus_theory.policies._decisions import Budget, Declaration, PathState, Su
 from cactus_theory.policies._knobs import PositiveShare, Share
 from cactus_theory.policies._policy import Entries, Rows, normalised_or
 from cactus_theory.policies._registry import register
+from cactus_theory.policies._tilt import Tilted
 
 
-class Raised(Entrywise, FixedTarget):
+class Raised(Tilted, Entrywise, FixedTarget):
     r"""Entrywise with c ≥ q_n and s = 1: accept more than lossless sampling, with its residual.
 
     The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and

@@ -9,7 +9,6 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from cactus_theory.base.arguments import ungraphed
-from cactus_theory.base.rows import scaled
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import divergences_of
@@ -20,7 +19,6 @@ from cactus_theory.policies._knobs import (
     Count,
     DivergenceSpec,
     NotNegative,
-    Positive,
     PositiveShare,
 )
 from cactus_theory.policies._policy import Entries, Rows, accept_probability, normalised_or
@@ -80,35 +78,6 @@ class Fuzzy(FixedTarget):
             if lost.is_cuda or bool(lost.any()):
                 drafted = drafted + lost * normalised_or((q - p).clamp(min=0.0), q)
         return torch.where(taken[..., None], drafted, q)
-
-
-@register("tempered")
-@dataclass(frozen=True)
-class Tempered(FixedTarget):
-    r"""Lossless sampling on :math:`h ∝ q^{1/T}`: the target at another temperature.
-
-    The same as decoding at temperature T. Bounds no divergence, and may accept less than
-    lossless sampling on q. As a baseline for lossy policies: arXiv 2607.08690.
-    """
-
-    temperature: Positive
-
-    @property
-    def declares(self) -> Declaration:
-        """Return: no budget; temperature 1 is lossless."""
-        return Declaration(strict=1.0)
-
-    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return q^(1/T) normalised; T = ∞ is uniform over the tokens with q > 0."""
-        if self.temperature == 1:
-            return q
-        if self.temperature == math.inf:
-            return normalised_or((q > 0).to(q.dtype), q)
-        return scaled(q.log(), self.temperature).softmax(-1)
-
-    def undrafted(self, q: Rows) -> Rows:
-        """Return the same row."""
-        return self.target(q, q)
 
 
 @register("truncated")

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from cactus_theory.policies import FixedTarget, Policy
 from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies.reshaped import Tempered, Truncated
+from cactus_theory.policies._tilt import colder
+from cactus_theory.policies.reshaped import Truncated
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
@@ -116,7 +117,9 @@ def cut(rows: Tensor, by: FixedTarget) -> Tensor:
 
 def heated(rows: Tensor, factor: float) -> Tensor:
     """Return rows at so many times their temperature; 0 is the greedy choice."""
-    return cut(rows, Tempered(factor)) if factor else one_hot(rows.argmax(-1), rows).double()
+    return (
+        colder(rows.double(), 1 / factor - 1) if factor else one_hot(rows.argmax(-1), rows).double()
+    )
 
 
 def _reheated(rows: Rows, temperature: float) -> Rows:

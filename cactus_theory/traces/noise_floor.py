@@ -135,7 +135,7 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     kl = read_divergence("kl").value
     lossless, chain = read_policy("speculative"), find_verifier("chain")
-    colder = [read_policy("tempered", temperature=temperature) for temperature in temperatures]
+    colder = [read_policy("speculative", tilt=1 / heat - 1) for heat in temperatures]
     for batch in trace.batches(ENTRIES):
         alive, going, _ = batch_law(batch, lossless, chain, {}, trace.ends)
         reached = torch.where(going, alive, 0.0)

@@ -123,7 +123,7 @@ def replay_widths(
         for batch in trace.batches(ENTRIES, together[-1]):
             law = batch_law(batch, rule, verifier, kinds, trace.ends)
             free, q = dict[str, Tensor](), batch.target_probs
-            if undrafted == "policy" and type(rule).undrafted is not Policy.undrafted:
+            if undrafted == "policy" and rule.moves_undrafted:
                 h = rule.undrafted(q)
                 free = {spec: divergences_of(kind, h, q) for spec, kind in kinds.items()}
             for width in together:

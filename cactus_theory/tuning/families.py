@@ -19,6 +19,7 @@ from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy, _knobs, read_policy
 from cactus_theory.policies._registry import class_of
+from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.policies.band import EOS, Band
 from cactus_theory.traces.ends import LOSSLESS
 from cactus_theory.verify.contract import find_verifier
@@ -36,7 +37,7 @@ KNOBS = {
     "epsilon": (lambda looseness: math.exp(-looseness), 1e-6, 1.0, 30.0),
     "alpha": (float, 1e-6, 0.1, 1.0),
     "threshold": (float, 1e-9, 0.1, 1e2),
-    "temperature": (lambda looseness: 1 / (1 + looseness), 1e-4, 0.2, 1e2),
+    "tilt": (float, 1e-4, 0.2, 1e2),
     "top_p": (lambda looseness: math.exp(-looseness), 1e-4, 0.05, 1e1),
     "k": (float, 1.0, 8.0, 1e6),
     "top_k": (lambda looseness: 1e6 / looseness, 1.0, 1e4, 1e6),
@@ -141,6 +142,7 @@ def family_of(
     told = ",".join([f"{label}:{varied}", *(f"{knob}={value}" for knob, value in given.items())])
     ours = own.__module__.startswith(PACKAGE) and not whole
     trusted = ours and (isinstance(base, Band) or base.declares.continuous)
+    trusted = trusted and (varied == "tilt" or not tilt_of(base))  # nats fall first, then rise
     return Family(told, verifier, base, varied, *scale, whole, trusted)
 
 
@@ -150,7 +152,8 @@ def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str 
         named = {"price", "delta"} & set(given)
         return None if named else "price" if kind.priced else "delta"
     knob = word.knob if isinstance(word, Policy) else own.knob
-    knob = knob or next((name for name in _knobs.of(own) if name in KNOBS), None)
+    named = (name for name in _knobs.of(own) if name in KNOBS and name != "tilt")
+    knob = knob or next(named, None)
     return None if knob in given else knob
 
 

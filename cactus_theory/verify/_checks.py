@@ -61,8 +61,8 @@ def verify_tensors(
         later_draws = None if tree is None else ids.new_tensor(draft.longest)
         coins = toss(lengths, ids.shape[1], generator, later_draws)
     accept, draw = coins
-    assigned = assignment(policies, draft_token_ids)
-    verdict = verifier.verify(assigned, target_probs.detach(), draft, accept, draw)
+    assigned, q = assignment(policies, draft_token_ids).seen(target_probs.detach())
+    verdict = verifier.verify(assigned, q, draft, accept, draw)
     if not verdict.last.is_cuda and NO_TOKEN in (last := verdict.last.tolist()):
         row = last.index(NO_TOKEN)
         rule = called(policies[row % len(policies)])  # rows that were checked are not to blame

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import accept_probability, one_hot
+from cactus_theory.policies._tilt import worth_of_rows
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
 
@@ -41,7 +42,7 @@ class Blocks:
     """
 
     def __init__(self, assigned: Assignment, q: Targets, draft: Draft) -> None:
-        ids = draft.token_ids
+        ids, (assigned, q) = draft.token_ids, assigned.seen(q)
         self.assigned, self.q, self.p, self.ids = assigned, q, draft.probs, ids
         counts = torch.as_tensor(draft.counts, device=ids.device)
         shape = (len(ids), ids.shape[1] + 1)
@@ -87,7 +88,12 @@ def raised_entries(
         return None
     ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
     none = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
-    found = [one.path(q[:, : ids.shape[1]], ids, counts) if one else none for one in ahead]
+    own = assigned.tilts or (0.0,) * len(ahead)
+    target = q if assigned.target is None else assigned.target
+    worth = [worth_of_rows(target, tilt) if tilt and one else None
+             for tilt, one in zip(own, ahead, strict=True)]  # fmt: skip
+    found = [one.path(q[:, : ids.shape[1]], ids, counts, of) if one else none
+             for one, of in zip(ahead, worth, strict=True)]  # fmt: skip
     return assigned.chosen(found, slice(None), slice(ids.shape[1]))
 
 

@@ -109,6 +109,7 @@ def chain_on_device(
     assigned: Assignment, q: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
     """Return accepted counts and the token after them, both (B,), from one residual a row."""
+    assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
     if not width:
         none = ids.new_zeros(len(ids))

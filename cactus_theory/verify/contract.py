@@ -11,6 +11,7 @@ What a verifier may rely on:
   :class:`~cactus_theory.verify.draft.Verdict`.
 * Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
   for each row of the batch.
+* Its policies have no tilt: rows come tilted (:meth:`Assignment.seen`).
 * Of a policy: φ, g and the emitted law; what its base class says (``Entrywise``, ``FixedTarget``,
   ``SharedResidual``), its ``bounds``, ``highest`` and ``between``, and its ``row``, each with a
   test of its own. What a policy ``declares`` is a claim, which no verifier reads.
@@ -132,6 +133,7 @@ class Verifier(ABC):
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
         """Return :meth:`verify` with the nodes where tokens were emitted, for meters and others."""
+        assigned, target_probs = assigned.seen(target_probs)
         verdict = self.verify(assigned, target_probs, draft, accept, draw)
         return self.followed(verdict, assigned, target_probs, draft)
 

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Policy
+from cactus_theory.policies._tilt import colder, tilt_of, untilted
 
 # target rows of a round: those of the drafted tokens, and one for the bonus token
 Targets = Float[Tensor, "batch K1 vocab"]
@@ -153,6 +154,7 @@ class Assignment:
         policy judges every token. The last entry of a shorter row stands for all that follow.
     nodes : by row and node, the solved node that a schedule chose its policy by; a verifier follows
         it and whoever charges the row asks it. None where no schedule has chosen so.
+    tilts, target : of policies that are without their tilts, these, and the target's rows.
 
     Examples
     --------
@@ -165,17 +167,43 @@ class Assignment:
     policies: tuple[Policy, ...]
     choice: Int[Tensor, "batch nodes"] | None = None
     nodes: Mapping[tuple[int, int], Any] | None = None
+    tilts: tuple[float, ...] = ()
+    target: Targets | None = None
 
     @cached_property
     def _numbers(self) -> list[list[int]]:
         return [] if self.choice is None else self.choice.tolist()
 
+    def number(self, row: int, node: int) -> int:
+        """Return the index of the policy that judges the tokens after a node of a row."""
+        if self.choice is None:
+            return 0
+        numbers = self._numbers[row]
+        return numbers[min(node, len(numbers) - 1)]
+
     def policy(self, row: int, node: int) -> Policy:
         """Return the policy that judges the tokens after a node of a row."""
+        return self.policies[self.number(row, node)]
+
+    def seen(self, target_probs: Targets) -> "tuple[Assignment, Targets]":
+        """Return the policies without their tilts, and the rows that they see: q^θ.
+
+        Without a tilt, and where these are such already, return both as they are.
+        """
+        tilts = tuple(map(tilt_of, self.policies))
+        if self.target is not None or not any(tilts):
+            return self, target_probs
+        about = tuple(map(untilted, self.policies))
+        rows = {tilt: colder(target_probs, tilt) for tilt in tilts}
+        bare = replace(self, policies=about, tilts=tilts, target=target_probs)
+        return bare, self.by_node([rows[tilt] for tilt in tilts])
+
+    def by_node(self, values: Sequence[Tensor]) -> Tensor:
+        """Return ``values`` (B, nodes, …) by policy, as chosen at every node."""
         if self.choice is None:
-            return self.policies[0]
-        numbers = self._numbers[row]
-        return self.policies[numbers[min(node, len(numbers) - 1)]]
+            return values[0]
+        nodes = torch.arange(values[0].shape[1], device=self.choice.device)
+        return self.chosen(values, slice(None), nodes.clamp(max=self.choice.shape[1] - 1))
 
     def chosen(self, values: Sequence[Tensor], *at: Any) -> Tensor:
         """Return the entries, or rows, of ``values`` by policy that were chosen at indices."""

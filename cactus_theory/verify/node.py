@@ -91,21 +91,23 @@ class Node:
     alive : P, the alive ratio with which a verifier of blocks reached the node; 1 in a chain.
     raised : h of the token where the policy looked ahead along a deterministic draft, else NaN.
     fixed : the deterministic tokens of a tree's node.
+    untilted : (V,), the target's row where q is that of its tilt (Theorem 28), else None.
     """
 
     def __init__(
         self, verifier: Any, policy: Policy, q: Row, p: Row | None, token: int | None = None,
         alive: float = 1.0, raised: float = math.nan, fixed: Sequence[int] = (),
+        untilted: Row | None = None,
     ) -> None:  # fmt: skip
         self.verifier, self.policy, self.q, self.p, self.token = verifier, policy, q, p, token
-        self.alive, self.raised, self.fixed = alive, raised, fixed
+        self.alive, self.raised, self.fixed, self.untilted = alive, raised, fixed, untilted
         self.last_charge: tuple[Divergence | None, Charge] = None, UNCHARGED
 
     def copy(self) -> "Node":
         """Return this node with rows of its own."""
-        q, p = (None if row is None else row * 1 for row in (self.q, self.p))
+        q, p, own = (None if row is None else row * 1 for row in (self.q, self.p, self.untilted))
         path = self.token, self.alive, self.raised, self.fixed
-        return Node(self.verifier, self.policy, q, p, *path)
+        return Node(self.verifier, self.policy, q, p, *path, own)
 
     @property
     def drafted(self) -> bool:
@@ -120,12 +122,14 @@ class Node:
     @property
     def is_written(self) -> bool:
         """Return whether the policy has to write h: it is neither solved nor the target's."""
-        by_default = not self.drafted and type(self.policy).undrafted is Policy.undrafted
-        return self.solved is None and not by_default
+        by_policy = self.drafted or self.policy.moves_undrafted or self.untilted is not None
+        return self.solved is None and by_policy
 
     @property
     def lossless(self) -> bool:
-        """Return whether h is q itself, seen and not claimed: such a node is charged exactly 0."""
+        """Return whether h is the target's row, seen and not claimed: such a node is charged 0."""
+        if self.untilted is not None:
+            return False
         if self.solved is not None:
             return type(self.solved) is NodeRow
         return not self.is_written or self.law is self.target
@@ -169,8 +173,8 @@ class Node:
 
     @cached_property
     def target(self) -> Float[Tensor, "vocab"]:
-        """Return q, float64, of sum 1."""
-        return normalised(_tensor(self.q))
+        """Return the target's row, float64, of sum 1."""
+        return normalised(_tensor(self.q if self.untilted is None else self.untilted))
 
     @cached_property
     def law(self) -> Float[Tensor, "vocab"]:
@@ -269,18 +273,22 @@ class Node:
 class Nodes:
     """The nodes of a round's draft, from the target's rows (B, K + 1, V) and the draft's.
 
-    Rows are kept in one precision, and half precision is read as float32.
+    Rows are kept in one precision, and half precision is read as float32. ``q`` are those that
+    policies see, of the ``target``'s tilt where they have one.
     """
 
     def __init__(
         self, verifier: Any, assigned: Assignment, q: Float[Tensor, "texts nodes vocab"],
         draft: Draft,
     ) -> None:  # fmt: skip
-        self.verifier, self.assigned, self.draft, p = verifier, assigned, draft, draft.probs
+        p = draft.probs
         if p is not None and p.dtype != q.dtype:
             dtype = torch.promote_types(q.dtype, p.dtype)
             q, p = q.to(dtype), p.to(dtype)
-        self.rows, self.q, self.p = q, _readable(q), None if p is None else _readable(p)
+        self.assigned, self.rows = assigned.seen(q)
+        self.verifier, self.draft, self.q = verifier, draft, _readable(self.rows)
+        own = None if self.assigned.target is None else self.assigned.target.to(q.dtype)
+        self.p, self.target = (None if of is None else _readable(of) for of in (p, own))
 
     @cached_property
     def raised(self) -> list[list[float]] | None:
@@ -305,8 +313,10 @@ class Nodes:
         if accepted is not None:
             token, p = draft.ids[row][accepted], None if self.p is None else _row(self.p, row, node)
             raised = math.nan if self.raised is None else self.raised[row][node]
-        q, policy = _row(self.q, row, node), self.assigned.policy(row, node)
-        return Node(self.verifier, policy, q, p, token, alive, raised, fixed)
+        q, policy, own = _row(self.q, row, node), self.assigned.policy(row, node), None
+        if self.target is not None and self.assigned.tilts[self.assigned.number(row, node)]:
+            own = _row(self.target, row, node)
+        return Node(self.verifier, policy, q, p, token, alive, raised, fixed, own)
 
 
 def nodes_of_rows(
@@ -391,7 +401,8 @@ def write_laws(nodes: Iterable[Node]) -> None:
             h = first.policy.undrafted(q)
         laws = q if h is q else h.detach().double()
         for node, target, law in zip(group, q, laws, strict=True):
-            node.__dict__["target"] = target
+            if node.untilted is None:
+                node.__dict__["target"] = target
             node.__dict__["law"] = target if h is q else law
 
 
@@ -419,11 +430,14 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
 def _charge_in_loops(node: Node, divergence: Divergence) -> Charge:
     if not node.drafted and node.lossless:
         return UNCHARGED
-    if (law := node.solved) is not None:
+    f, law, q = divergence.generator, node.solved, node.q
+    if node.untilted is not None:
+        law, q = None, node.untilted
+    if law is not None:
         law.upper_exceeds(math.inf)
-    f, h = divergence.generator, node.law.numpy() if law is None else law
+    h = node.law.numpy() if law is None else law
     assert f is not None
-    charge = charge_of(f, node.q, node.offers, node.alive or 1.0, h)
+    charge = charge_of(f, q, node.offers, node.alive or 1.0, h)
     if divergence is f:
         return charge
     spent = torch.tensor(charge.spent, dtype=torch.float64, device="cpu")

@@ -49,12 +49,11 @@ class Tree(Block):
                 f"draft: a tree for verifier={self.spec!r} must declare which tokens were sampled; "
                 "got sampled=None"
             )
-        p, choice = (None if of is None else of.cpu() for of in (draft.probs, assigned.choice))
-        q, draft, assigned = (
-            target_probs.cpu(),
-            replace(draft, probs=p),
-            replace(assigned, choice=choice),
-        )
+        shown = draft.probs, assigned.choice, assigned.target
+        p, choice, target = (None if of is None else of.cpu() for of in shown)
+        draft = replace(draft, probs=p)
+        on_host = replace(assigned, choice=choice, target=target)
+        assigned, q = on_host.seen(target_probs.cpu())
         texts = enumerate(zip(accept.tolist(), draws.tolist(), strict=True))
         walks = [Descent(draft, row, *coins) for row, coins in texts]
         walking = walks

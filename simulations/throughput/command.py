@@ -47,7 +47,7 @@ BAND_DELTAS = (0.01, 0.03, 0.1, 0.3)
 BAND_PRICES = (8, 6, 4, 3, 2, 1.5, 1, 0.7, 0.5, 0.35, 0.25)
 POLICIES = (
     "speculative",
-    "tempered:temperature=0.9",
+    "speculative:tilt=0.11",
     "truncated:top_p=0.95",
     "mixture:alpha=0.5",
     "typical",

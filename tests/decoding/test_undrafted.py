@@ -11,7 +11,7 @@ from cactus_theory.verify import Assignment, Draft, find_verifier
 from cactus_theory.verify._dense import block_on_device
 from cactus_theory.verify.chain import chain_on_device
 
-IDS, HEAT, COLD = torch.tensor([[1, 2, 3]]), 0.6, "tempered:temperature=0.6"
+IDS, HEAT, COLD = torch.tensor([[1, 2, 3]]), 0.6, f"speculative:tilt={1 / 0.6 - 1}"
 KL = ct.divergence("kl")
 # float32 logits of a cached and of a whole pass
 ROUNDING = 1e-5

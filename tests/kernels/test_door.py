@@ -77,7 +77,7 @@ def test_which_policies_have_a_kernel():
         "typical", "top_k:k=3", "fuzzy:threshold=0.3", "band:delta=0.1",
         "band:price=2,divergence=reverse_kl", "cactus:delta=inf", "band:price=0.05",
         "band:price=1,head=0.2",
-        "cactus_exact:delta=0.3,divergence=reverse_kl", "tempered:temperature=0.7",
+        "cactus_exact:delta=0.3,divergence=reverse_kl", "truncated:top_k=3",
     }  # fmt: skip
     assert {spec for spec in yes | no if has_kernel(ct.policy(spec))} == yes
     block = {"speculative", "band:price=2,per_row=True", "band:price=inf", "cactus_exact:delta=0"}

@@ -53,7 +53,7 @@ class Target(FixedTarget):
         return q.copy_(p)
 
 
-class Hasty(type(ct.policy("tempered:temperature=1"))):
+class Hasty(type(ct.policy("speculative:tilt=0"))):
     name = "hasty"
 
     def row(self, q, p, alive=1.0):
@@ -129,7 +129,7 @@ def test_rows_solved_by_a_class_of_ones_own_are_copies_too(verify) -> None:
     q, p = torch.from_numpy(np.array([[Q, Q]])), torch.from_numpy(np.array([[P]]))
     coins = torch.tensor([[0.9]]).double(), torch.tensor([0.5]).double()
     with pytest.raises(ValueError, match="^hasty, row: must not write into its rows"):
-        verify(Hasty(1.0), q, p, torch.tensor([[2]]), coins=coins, validate=False)
+        verify(Hasty(), q, p, torch.tensor([[2]]), coins=coins, validate=False)
     assert q.tolist() == [[Q, Q]] and p.tolist() == [[P]]
 
 

@@ -83,13 +83,12 @@ def test_published_rules_emit_what_the_target_excludes_only_if_asked_to(spec):
         ct.policy(f"{spec},support=q")
 
 
-def test_tempered_and_truncated_by_hand():
-    rule = ct.policy("tempered", temperature=0.5)
+def test_a_tilted_and_a_truncated_target_by_hand():
+    rule = ct.policy("speculative", tilt=1)
     check_same(ct.emitted_law(rule, Q, P), Q**2 / (Q**2).sum())
-    check_same(
-        ct.emitted_law(ct.policy("tempered:temperature=inf"), Q, P), tensor(1, 1, 1, 1, 0) / 4
-    )
-    check_same(ct.emitted_law(ct.policy("tempered:temperature=1e-3"), Q, P), tensor(1, 0, 0, 0, 0))
+    flat = ct.policy("speculative", tilt=1e-15 - 1)
+    check_same(ct.emitted_law(flat, Q, P), tensor(1, 1, 1, 1, 0) / 4)
+    check_same(ct.emitted_law(ct.policy("speculative:tilt=1e3"), Q, P), tensor(1, 0, 0, 0, 0))
     cut = ct.policy("truncated", top_p=0.65)
     check_same(ct.emitted_law(cut, Q, P), tensor(4 / 7, 3 / 7, 0, 0, 0))
     spent = ct.divergence("kl").value(ct.emitted_law(cut, Q, P), Q).item()

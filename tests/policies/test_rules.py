@@ -172,7 +172,7 @@ def test_spec_round_trip(spec):
         ("cactus", {}, "policy: cactus needs the knob delta; got 'cactus'"),
         ("cactus:delta=1", {"delta": 2}, "delta: must be given once; got"),
         ("cactus:delta=1,k=2", {}, "policy: cactus takes the knobs delta; got 'k'"),
-        ("speculative:k=2", {}, "policy: speculative takes the knobs none; got 'k'"),
+        ("speculative:k=2", {}, "policy: speculative takes the knobs tilt; got 'k'"),
         ("cactus:delta", {}, "spec: knobs must read knob=value; got 'delta' in 'cactus:delta'"),
         ("cactus:delta=x", {}, "delta: must be a number; got 'x'"),
         ("cactus:delta=-1", {}, r"delta: must lie in \[0, inf\]; got -1.0"),
@@ -193,7 +193,7 @@ def test_bad_specs_are_named(spec, knobs, message):
 # specs, each with one knob out of its range: it is the last one, and named
 OUTSIDE = """lenience:lenience=0
 typical:epsilon=2 typical:recover=q mixture:alpha=-0.1 fuzzy:threshold=-1
-tempered:temperature=0 truncated:top_p=0 relaxed:k=0
+speculative:tilt=-1 truncated:top_p=0 relaxed:k=0
 relaxed:delta=-0.1 relaxed:recover=q thresholds:acc=1.5 thresholds:single=-1"""
 
 

@@ -147,14 +147,14 @@ def test_prompts_without_what_a_score_reads_start_no_decode(tmp_path: Path, caps
 
 @thorough
 def test_a_run_is_taken_up_and_scored_again_without_a_decode(tmp_path: Path, capsys) -> None:
-    asked = ("answers --policy tempered --policy band:hold=eos "
+    asked = ("answers --policy speculative:tilt --policy band:hold=eos "
              "--policy mixture:alpha=0.9 --num-prompts 3 "
              "--max-new-tokens 6 --num-draft-tokens 2 --cycles 4 --timings 1 --temperature 0.9 "
              f"--top-p 0.95 --batch 2 --threads 1 --out {tmp_path}").split()  # fmt: skip
     assert main(asked) == 0
     rows, notes = read_csv(tmp_path / "answers.csv")
     kept = (tmp_path / "journal.jsonl").read_text()
-    methods = ["plain", "speculative", "speculative", "band", "tempered"]
+    methods = ["plain", "speculative", "speculative", "band", "speculative"]
     assert [row["method"] for row in rows] == methods
     assert {json.loads(own)["job"].count("tuned") for own in kept.splitlines()[1:]} == {0, 1}
     assert json.loads(kept.splitlines()[1])["costs"]["batch"] == 2

@@ -59,7 +59,7 @@ def written(pair, count=6, width=3):
     return OwnTexts([tuple(map(torch.stack, zip(*own, strict=True))) for own in kept], [5], width)
 
 
-@pytest.mark.parametrize("law", ["speculative", "tempered:temperature=0.6"])
+@pytest.mark.parametrize("law", ["speculative", "speculative:tilt=0.6666666"])
 @pytest.mark.parametrize("own", [True, False])
 def test_a_replay_starts_a_draft_at_every_token(pair, law, own):
     """By loops: go on with min(p, h)/q of the text's token, and count what may be accepted next."""

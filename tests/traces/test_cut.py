@@ -24,7 +24,7 @@ POLICIES = {
     "band:price=1": 1e-3,
     "typical": 1e-3,
     "fuzzy:threshold=0.1": 1e-3,
-    "tempered:temperature=0.7": 1e-3,
+    "speculative:tilt=0.43": 1e-3,
     "truncated:top_p=0.95": 1e-3,
 }
 

@@ -12,7 +12,7 @@ DRAWN = np.random.default_rng(5)
 ROWS = tuple(DRAWN.dirichlet(np.full(24, 0.3), 60) for _ in range(2))
 # knobs of this package whose policies declare that nothing jumps
 CONTINUOUS = ("lenience", "mixture", "cactus", "cactus_exact", "band", "band:delta",
-              "band:hold=3", "thresholds", "tempered")  # fmt: skip
+              "band:hold=3", "thresholds", "speculative:tilt")  # fmt: skip
 
 
 def spent(policy: ct.Policy) -> tuple[float, float]:
@@ -26,7 +26,10 @@ def test_every_continuous_knob_is_solved(name: str) -> None:
     for level in (0.01, 0.2):
         found, _ = spent(ct.solve_knob(name, ROWS, nats=level))
         assert found == pytest.approx(level, rel=EXACT)
-    if name not in ("tempered", "thresholds"):  # which accept less than lossless sampling may
+    if name not in (
+        "speculative:tilt",
+        "thresholds",
+    ):  # which accept less than lossless sampling may
         level = 0.5 * (spent(ct.policy("speculative"))[1] + 0.9)
         _, accepted = spent(ct.solve_knob(name, ROWS, acceptance=level))
         assert accepted == pytest.approx(level, rel=CLOSE)
@@ -151,15 +154,14 @@ def test_knobs_are_solved_for_an_engine_that_draws_undrafted_tokens_itself(trace
     """It emits some of the tokens at no cost: the same nats a token leave more for the others."""
     knobs, given = {}, {"nats": 0.05, "num_draft_tokens": 2}
     for undrafted in ("policy", "target"):
-        solved = ct.solve_knob("tempered", trace, undrafted=undrafted, **given)
+        solved = ct.solve_knob("speculative:tilt", trace, undrafted=undrafted, **given)
         again = replay(trace, solved, num_draft_tokens=2, undrafted=undrafted)
         assert again.divergence_per_token().value == pytest.approx(0.05, rel=EXACT)
-        (line,) = ct.compare(["tempered"], trace, nats=0.05, widths=[2], undrafted=undrafted).lines[
-            1:
-        ]
+        seen = ct.compare(["speculative:tilt"], trace, nats=0.05, widths=[2], undrafted=undrafted)
+        (line,) = seen.lines[1:]
         assert line["policy"] == solved.spec
-        knobs[undrafted] = solved.temperature
-    assert knobs["target"] < knobs["policy"] < 1
+        knobs[undrafted] = solved.tilt
+    assert knobs["target"] > knobs["policy"] > 0
 
 
 def test_a_file_of_rows(tmp_path) -> None:

@@ -25,7 +25,6 @@ from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain, chain_on_device
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft, Verdict
-from cactus_theory.verify.draw import pick
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,8 @@ def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> 
     def step(logits: Logits) -> Verdict:
         ids, q = logits.token_ids, probabilities(logits.target, temperature)
         if not ids.shape[1]:
-            return Verdict(ids, torch.zeros_like(logits.drafted), pick(q[:, 0], logits.draw))
+            none = Draft(ids, logits.drafted, None)
+            return Verdict(ids, *chain_on_device(assigned, q, none, logits.accept, logits.draw))
         p = None if logits.draft is None else probabilities(logits.draft, temperature)
         draft, coins = Draft(ids, logits.drafted, p), (logits.accept, logits.draw)
         if type(verifier) is Chain:

@@ -9,6 +9,7 @@ from cactus_theory.divergences import read_divergence
 from cactus_theory.emitted import raised_alone, raised_to
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy, SharedResidual
+from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
 from cactus_theory.testing.properties._behaviour import (
     BETWEEN,
@@ -246,7 +247,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda policy: isinstance(policy, Entrywise),
+    lambda policy: isinstance(policy, Entrywise) and not tilt_of(policy),
     hint="φ reads more of the rows than q_n and p_n: the class must not be Entrywise",
 )
 def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
@@ -264,7 +265,7 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
 
 
 @policy_property(
-    lambda policy: type(policy).bounds is not Policy.bounds,
+    lambda policy: type(policy).bounds is not Policy.bounds and not tilt_of(policy),
     hint="some φ(n) is outside of the class's bounds, which a verifier asks before it reads a row",
     widest=REAL,
 )

@@ -20,6 +20,7 @@ from cactus_theory.verify import Verifier, find_verifier
 # one of each kind: lossless, the band by price and by budget, a per-proposal rule, a mixture
 POLICIES = (
     "speculative",
+    "band:price=0.8,tilt=0.4",
     "band:price=1",
     "band:delta=0.1",
     "cactus:delta=0.1",

@@ -25,7 +25,7 @@ CAPTURED = [
     ("chain", "mixture:alpha=0.5"),
     ("chain", "lenience:lenience=0.5"),
     ("chain", "top_k:k=5"),
-    ("chain", "tempered:temperature=0.9"),
+    ("chain", "speculative:tilt=0.11"),
     ("chain", "truncated:top_p=0.9"),
     ("block", "speculative"),
     ("block", "mixture:alpha=0.5"),

@@ -1,0 +1,112 @@
+r"""The knob ``tilt``: a policy that verifies against a colder, or hotter, target (Theorem 28).
+
+.. math:: q^\theta \propto q^{1+\theta}
+
+is the target at a temperature 1/(1 + θ) of its own. Where a nat shall not be spent on unlikely
+text, the best row is the plain one about q^θ, so that a tilted policy is the policy without a tilt
+about other rows. Verifiers make these rows once a round
+(:meth:`cactus_theory.verify.draft.Assignment.seen`); D(h‖q) is charged against q.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial, wraps
+from typing import Annotated, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import ungraphed
+from cactus_theory.base.rows import scaled
+from cactus_theory.base.tolerances import DECIDED
+from cactus_theory.policies._decisions import Declaration
+from cactus_theory.policies._policy import Policy, Rows
+
+Tilt = Annotated[float, partial(check.number, low=-1, high=1e6, open_low=True)]
+# methods whose first argument is a whole row of the target
+ABOUT_ROWS = ("acceptance", "residual", "target", "emitted")
+
+
+def colder(q: Rows, tilt: float) -> Rows:
+    """Return rows q^θ ∝ q^(1+θ), of half precision float32; tokens with q = 0 have no mass."""
+    if not tilt:
+        return q
+    rows = ungraphed(q) if q.dtype in DECIDED else ungraphed(q).float()
+    return scaled(rows.log(), 1 / (1 + tilt)).softmax(-1)
+
+
+def tilt_of(policy: Policy) -> float:
+    """Return θ of a policy, 0 of one without the knob."""
+    return policy.tilt if isinstance(policy, Tilted) else 0.0
+
+
+def untilted(policy: Policy) -> Policy:
+    """Return a policy without its tilt."""
+    return policy.about if isinstance(policy, Tilted) else policy
+
+
+def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
+    """Return ln Σ q e^{θ r̃}, float64, of r̃ = ln q + H(q): what a tilt makes a row worth."""
+    logs = q.double().log()
+    entropy = torch.special.entr(q.double()).sum(-1)
+    return ((1 + tilt) * logs).logsumexp(-1) + tilt * entropy
+
+
+@dataclass(frozen=True)
+class Tilted(Policy):
+    """Policies with the knob ``tilt``, θ above −1: 0 is the policy about the target itself.
+
+    ``about`` is the policy without its tilt, which verifiers ask about rows q^θ: what a class says
+    of its entries (``Entrywise``, ``bounds``, ``highest``, ``between``, ``row``) is said of it.
+    """
+
+    tilt: Tilt = field(default=0.0, kw_only=True)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ABOUT_ROWS:
+            if not hasattr(method := getattr(cls, name), "is_about_tilted"):
+                setattr(cls, name, _about_tilted(method))
+        if isinstance(declares := vars(cls).get("declares"), property):
+            cls.declares = property(_without_budget(declares))  # type: ignore[assignment]
+
+    @cached_property
+    def about(self) -> Policy:
+        """Return the policy without its tilt."""
+        return replace(self, tilt=0.0) if self.tilt else self
+
+    @property
+    def moves_undrafted(self) -> bool:
+        """Return whether there is a tilt, or a row of one's own."""
+        return bool(self.tilt) or type(self).undrafted is not Tilted.undrafted
+
+    def undrafted(self, q: Rows) -> Rows:
+        """Return q^θ."""
+        return colder(q, self.tilt)
+
+
+def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def asked(self: Tilted, q: Rows, *rest: Any, **named: Any) -> Any:
+        if not self.tilt:
+            return method(self, q, *rest, **named)
+        q = q if method.__name__ == "target" else q.double()
+        return getattr(self.about, method.__name__)(colder(q, self.tilt), *rest, **named)
+
+    asked.is_about_tilted = True  # type: ignore[attr-defined]
+    return asked
+
+
+def _without_budget(declares: property) -> Callable[[Tilted], Declaration]:
+    """Return claims of a policy, of which those about q itself fall with a tilt."""
+
+    def claimed(self: Tilted) -> Declaration:
+        claims = declares.fget(self)  # type: ignore[misc]
+        if not self.tilt:
+            return claims
+        return Declaration(claims.direction, continuous=claims.continuous, support=claims.support)
+
+    claimed.__doc__ = declares.__doc__
+    return claimed
