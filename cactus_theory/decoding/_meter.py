@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
-from cactus_theory.decoding.readings import Kind, Reading
+from cactus_theory.decoding.readings import DIRECTIONS, Kind, Reading
 from cactus_theory.decoding.result import LogProbs
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.verify.node import Node, charge_nodes
@@ -59,6 +59,7 @@ class Meter:
         self.waiting: list[tuple[Node, Emitted | None]] = []
         self.rows = 0
         self.total = self.largest = self.expected = self.off_head = 0.0
+        self.directions = np.zeros(3)
 
     def add(self, nodes: Sequence[Node], emitted: Sequence[Emitted] | None = None) -> None:
         """Measure nodes, on a device some time before :meth:`sums` returns.
@@ -89,6 +90,7 @@ class Meter:
             rows=rows,
             expected_accepted=self.expected,
             raised_off_head=self.off_head,
+            **dict(zip(DIRECTIONS, self.directions.tolist(), strict=True)),
         )
 
     def _enter_waiting(self) -> None:
@@ -105,5 +107,6 @@ class Meter:
             self.largest = max(self.largest, spent)
             self.expected += accepted
             self.off_head += raised
+            self.directions += node.directions
             if self.log is not None and emitted is not None:
                 self.log.enter(node, spent, emitted)

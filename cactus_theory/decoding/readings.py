@@ -23,14 +23,17 @@ from typing import Any
 
 Kind = tuple[int, int, bool]
 
-# the readings that are numbers, in the order of JSON; the last four are None without the meter
+# the readings that are numbers, in the order of JSON; the last seven are None without the meter
 NUMBERS = (
     "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos",
     "mean_acceptance_length", "acceptance_rate", "acceptance_histogram",
     "marginal_acceptance_rates", "conditional_acceptance_rates", "num_tokens", "num_calls",
     "accepted_per_call", "tokens_per_call", "emitted_divergence", "emitted_divergence_per_token",
-    "emitted_divergence_per_row", "largest_row_divergence",
+    "emitted_divergence_per_row", "largest_row_divergence", "entropy_per_token",
+    "surprise_per_token", "agreement_per_token",
 )  # fmt: skip
+# where nats go: of the laws that tokens were drawn from
+DIRECTIONS = "entropy", "surprise", "agreement"
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,10 @@ class Reading:
     rows : verified rows; known of all requests together.
     expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
     raised_off_head : Σ over those rows of :func:`cactus_theory.emitted.raised_off_head`.
+    entropy, surprise, agreement : Σ over new tokens of :func:`cactus_theory.emitted.directions`,
+        known of all requests together: how random the laws are that tokens were drawn from, how
+        much less likely these make texts under the target, and how much more often they say what
+        the target would say if it were asked again.
     """
 
     rounds: Mapping[Kind, int]
@@ -61,6 +68,9 @@ class Reading:
     rows: int | None = None
     expected_accepted: float | None = None
     raised_off_head: float | None = None
+    entropy: float | None = None
+    surprise: float | None = None
+    agreement: float | None = None
 
     @cached_property
     def drafts(self) -> dict[Kind, int]:
@@ -141,8 +151,7 @@ class Reading:
     @property
     def emitted_divergence_per_token(self) -> float | None:
         """Return the emitted divergence a new token; a bonus token costs nothing."""
-        spent = self.emitted_divergence
-        return None if spent is None else _share(spent, self.num_tokens)
+        return self._per_token(self.emitted_divergence)
 
     @property
     def emitted_divergence_per_row(self) -> float | None:
@@ -150,6 +159,24 @@ class Reading:
         if self.emitted_divergence is None or self.rows is None:
             return None
         return self.emitted_divergence / self.rows if self.rows else 0.0
+
+    @property
+    def entropy_per_token(self) -> float | None:
+        """Return the entropy a new token, in nats; None if unknown."""
+        return self._per_token(self.entropy)
+
+    @property
+    def surprise_per_token(self) -> float | None:
+        """Return the surprise a new token, in nats; None if unknown."""
+        return self._per_token(self.surprise)
+
+    @property
+    def agreement_per_token(self) -> float | None:
+        """Return the agreement a new token; None if unknown."""
+        return self._per_token(self.agreement)
+
+    def _per_token(self, total: float | None) -> float | None:
+        return None if total is None else _share(total, self.num_tokens)
 
     def as_dict(self) -> dict[str, Any]:
         """Return every number that is known, for JSON."""

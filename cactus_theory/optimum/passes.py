@@ -267,6 +267,36 @@ def whole_charge(
 
 
 @compiled
+def directions_of(
+    q: Row, p: Row, band: Band, h: Row, target: Row
+) -> tuple[float, float, float, float, float]:
+    """Return Σ h ln t, Σ t ln t, Σ h t, Σ t², and Σ h where t = 0, of the target's row t.
+
+    h is the band's of q and p, or ``h`` where that is not empty. Sums of rows are divided out.
+    """
+    (mass, own), laws = sums_of(q, target), np.empty(min(CHARGED, q.size))
+    h_t = t_t = both = square = outside = 0.0
+    for start in range(0, q.size, CHARGED):
+        end = min(start + CHARGED, q.size)
+        own_q, own_t, law = q[start:end], target[start:end], laws[: end - start]
+        if h.size:
+            law[:] = h[start:end]
+        else:
+            write_ratios(own_q, p[start:end], band, start, law)
+            for i in range(law.size):
+                law[i] *= np.float64(own_q[i]) / mass
+        for i in range(law.size):
+            h_i, t_i = law[i], np.float64(own_t[i]) / own
+            log_t = log_of(t_i if t_i >= LEAST else LEAST)
+            h_t += h_i * log_t
+            t_t += t_i * log_t
+            both += h_i * t_i
+            square += t_i * t_i
+            outside += h_i if t_i == 0 else 0.0
+    return h_t, t_t, both, square, outside
+
+
+@compiled
 def left_mass(q: Row, p: Row, scale: float) -> float:
     """Return Σ (s q − p)₊, that of s q where p is empty; NaN if an entry is."""
     total = 0.0

@@ -87,6 +87,7 @@ def warm() -> None:
         row.write(q, p, np.empty(2))
         compiled.draw_left(q, p, 1.0, 0.5)
         compiled.whole_charge(q, p, row.band, np.empty(0), True, 1.0, 0.1)
+        compiled.directions_of(q, p, row.band, np.empty(0), q)
 
 
 def curve_of(f: Any) -> tuple[float, float] | None:

@@ -20,8 +20,8 @@ from torch import Tensor
 from cactus_theory.base.arguments import normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.emitted import raised_off_head
-from cactus_theory.optimum.bands import Charge, charge_of
+from cactus_theory.emitted import directions, raised_off_head
+from cactus_theory.optimum.bands import EMPTY, NO_BAND, Charge, charge_of
 from cactus_theory.optimum.rows import AheadRow, NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
@@ -263,6 +263,27 @@ class Node:
         self.solved.upper_exceeds(math.inf)
         return self.solved.law_at(token, self.q, self.offers)
 
+    @cached_property
+    def directions(self) -> tuple[float, float, float]:
+        """Return entropy, surprise and agreement of h (:func:`cactus_theory.emitted.directions`).
+
+        They add up over the tokens of a text as charges do.
+        """
+        q, law = self.q, NodeRow(1.0) if self.lossless else self.solved
+        if loops() is None or not isinstance(q, np.ndarray):
+            return _directions_in_torch(self)
+        if law is not None:
+            law.upper_exceeds(math.inf)
+        band, h = (NO_BAND, self.law.numpy()) if law is None else (law.band, EMPTY)
+        target = q if self.untilted is None else self.untilted
+        rows = (np.ascontiguousarray(row) for row in (q, self.offers, h, target))
+        own, p, h, target = rows
+        h_t, t_t, both, square, outside = loops().directions_of(own, p, band, h, target)
+        if outside:
+            return _directions_in_torch(self)
+        moved = (0.0, 0.0) if self.lossless else (t_t - h_t, both - square)
+        return -h_t - self.charge().spent, *moved
+
     def charge(self, divergence: Divergence = KL) -> Charge:
         """Return D(h‖q), the acceptance and the mass raised off the head, computed once."""
         if self.last_charge[0] != divergence:
@@ -442,6 +463,11 @@ def _charge_in_loops(node: Node, divergence: Divergence) -> Charge:
         return charge
     spent = torch.tensor(charge.spent, dtype=torch.float64, device="cpu")
     return charge._replace(spent=float(divergence.from_generator(spent)))
+
+
+def _directions_in_torch(node: Node) -> tuple[float, float, float]:
+    entropy, surprise, agreement = map(float, directions(node.law, node.target))
+    return entropy, surprise, agreement
 
 
 def _charges_in_torch(nodes: Sequence[Node], divergence: Divergence) -> list[Charge]:

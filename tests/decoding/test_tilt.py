@@ -138,3 +138,22 @@ def test_what_has_no_meaning_is_refused():
     for value in (-1, -2, math.inf, math.nan):
         with pytest.raises(ValueError, match="tilt: must"):
             ct.policy("speculative", tilt=value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("spec", ["speculative", "band:price=0.7", "band:price=0.7,tilt=0.5",
+                                  "cactus:delta=0.3", "mixture:alpha=0.5,support=free"])  # fmt: skip
+def test_the_meter_s_directions_are_those_of_the_laws(spec, dtype):
+    q, p = (
+        rows.reshape(4, 3, 5).to(dtype) for rows in pair(12, 5, seed=3, kinds=("zeros", "zeros"))
+    )
+    draft = Draft(torch.tensor([[0, 1], [2, 3], [1, 1], [4, 0]]), [2] * 4, p[:, :2])
+    coins = (
+        torch.rand(4, 2, generator=torch.Generator().manual_seed(1)).double(),
+        torch.full((4,), 0.4),
+    )
+    judge, rule = find_verifier("chain"), ct.policy(spec)
+    verdict = judge.decide(Assignment((rule,)), q, draft, coins[0], coins[1].double())
+    for node in (node for row in range(4) for node in verdict.nodes(row)):
+        due = [float(part) for part in directions(node.law, node.target)]
+        assert node.directions == pytest.approx(due, abs=1e-7)
