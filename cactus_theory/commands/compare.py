@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
              nargs="+", default=[])  # fmt: skip
     add("--acceptance", type=float, nargs="+", default=[], metavar="SHARE",
         help="also, or instead: acceptance that each policy has")  # fmt: skip
+    add("--surprise", type=float, metavar="NATS",
+        help="with nats: most that emitted tokens may be less likely than the target's; policies "
+             "with a tilt get the least one that keeps it")  # fmt: skip
     add("--verifier", nargs="+", default=USUAL["verifier"], metavar="NAME",
         help=f"of a trace: {', '.join(verifiers())} (%(default)s)")  # fmt: skip
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="of a trace: cut drafts to K")
@@ -65,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             write_csv(args.csv, lines, {"divergence": kind.spec} | made)
 
     held: dict[str, Any] = {"nats": args.nats, "acceptance": args.acceptance}
+    held["surprise"] = args.surprise
     ways: dict[str, Any] = {"verifiers": args.verifier, "widths": args.num_draft_tokens or [None]}
     ways["undrafted"] = args.undrafted
     found = compare(args.policy, rows, divergence=kind, on_line=keep, **held, **ways)

@@ -68,6 +68,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_nats(parser, "most that may be metered per emitted token, in the divergence's unit",
              required=True)  # fmt: skip
     add("--divergence", default=defaults.DIVERGENCE, help="what is metered (%(default)s)")
+    add("--surprise", type=float, metavar="NATS",
+        help="also: most that emitted tokens may be less likely than the target's (0: no less); "
+             "policies with a tilt get the least one that keeps it")  # fmt: skip
     add("--batch", type=int, default=1, metavar="B", help="texts decoded together (1)")
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
     add_policy(parser, f"by default {', '.join(USUAL)}; a knob without a value is solved, and "
@@ -99,7 +102,9 @@ def run(args: Namespace) -> int:
     check_asked(args)
     width, cuts = max(args.num_draft_tokens or TUNED_WIDTHS), given_cuts(args)
     sought = {"level": args.nats, "widths": args.num_draft_tokens}
-    sought |= {name: getattr(args, name) for name in ("divergence", "undrafted", "seed")}
+    sought |= {
+        name: getattr(args, name) for name in ("divergence", "undrafted", "surprise", "seed")
+    }
     sought["policies"] = args.policy
     if args.trace is None:
         pair, texts, ids = opened(args, drawn=True)

@@ -194,9 +194,9 @@ class Replay(Setting):
         return ratio_of_sums(self._spent(divergence), self.cycles, self.source)
 
     def divergence_per_token(self, divergence: str = "kl") -> Estimate:
-        """Return the metered divergence per emitted token."""
+        """Return the metered divergence per emitted token, or ``surprise``, or ``agreement``."""
         return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
 
     def _spent(self, divergence: str) -> PerText:
-        spec = read_divergence(divergence).spec
+        spec = divergence if divergence in self.spent else read_divergence(divergence).spec
         return self.spent[check.one_of("divergence", spec, tuple(self.spent))]

@@ -11,7 +11,7 @@ verifier the numbers are consistent; for others they are what these would do at 
 which is what makes them comparable, with paired errors far smaller than their own.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.emitted import directions
 from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.traces.estimate import Replay
@@ -33,9 +34,13 @@ from cactus_theory.verify.block import Block
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
-from cactus_theory.verify.node import Nodes, ask_together, charge_nodes
+from cactus_theory.verify.node import Node, Nodes, ask_together, charge_nodes
 
 OnCycles = Callable[[int], Any]
+# what a replay adds up beside divergences, signed (cactus_theory.emitted.directions)
+SIGNED = "surprise", "agreement"
+# what is added up by name: a divergence, or None for one of these
+Metered = Mapping[str, Divergence | None]
 # who draws tokens that were not drafted
 UNDRAFTED = "policy", "target"
 
@@ -58,7 +63,7 @@ def replay(
     policy : a Policy or a spec, such as ``"band:price=1"``.
     verifier : by name or a Verifier.
     num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
-    divergences : which ones the meter adds up.
+    divergences : which ones the meter adds up; ``surprise`` and ``agreement``, too.
     undrafted : who draws tokens that were not drafted: the ``policy``, or the ``target``, which
         costs nothing (an engine that draws them itself, such as vLLM).
     on_cycles : called with how many cycles are done, now and then.
@@ -110,7 +115,11 @@ def replay_widths(
     check.one_of("undrafted", undrafted, UNDRAFTED)
     checked = sorted({draft_width(trace, width) for width in widths})
     rule, verifier = read_policy(policy).at_ends(trace.ends), find_verifier(verifier)
-    kinds = {kind.spec: kind for kind in map(read_divergence, divergences)}
+    signed = {str(name): None for name in divergences if name in SIGNED}
+    kinds: Metered = signed | {
+        kind.spec: kind
+        for kind in map(read_divergence, (own for own in divergences if own not in SIGNED))
+    }
     verifier.check(rule)
     passes = [checked] if shares_rows(policy, verifier) else [[width] for width in checked]
     logged, names = trace.header.setting, {"policy": rule.spec, "verifier": verifier.spec}
@@ -122,10 +131,14 @@ def replay_widths(
         done = 0
         for batch in trace.batches(ENTRIES, together[-1]):
             law = batch_law(batch, rule, verifier, kinds, trace.ends)
-            free, q = dict[str, Tensor](), batch.target_probs
+            q, free = batch.target_probs, dict[str, Tensor]()
             if undrafted == "policy" and rule.moves_undrafted:
-                h = rule.undrafted(q)
-                free = {spec: divergences_of(kind, h, q) for spec, kind in kinds.items()}
+                ends = sorted({min(width, q.shape[1] - 1) for width in together})
+                own = q[:, ends].flatten(0, 1)
+                h = rule.undrafted(own)
+                for spec, kind in kinds.items():
+                    free[spec] = q.new_zeros(q.shape[:2], dtype=torch.float64)
+                    free[spec][:, ends] = _of_rows(spec, kind, h, own).reshape(len(q), -1)
             for width in together:
                 replays[width].add(batch.text, *law, free)
             done += len(batch.text)
@@ -167,7 +180,7 @@ def batch_law(
     batch: Batch,
     policy: Policy,
     verifier: Verifier,
-    kinds: dict[str, Divergence],
+    kinds: Metered,
     ends: Sequence[int],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
@@ -179,7 +192,7 @@ def batch_law(
     if not isinstance(verifier, Chain | Block):
         law = verifier.law(assigned, q, draft)
         rows = law.emitted[:, :width], q[:, :width]
-        return law.alive, going, {spec: kind.value(*rows) for spec, kind in kinds.items()}
+        return law.alive, going, {spec: _of_rows(spec, kind, *rows) for spec, kind in kinds.items()}
     # a chain and a block need neither residuals nor rows for them: each node is asked once
     at, by_path = Nodes(verifier, assigned, q, draft).at, verifier.by_path
     alive = q.new_zeros(len(ids), width + 1, dtype=torch.float64)
@@ -191,8 +204,20 @@ def batch_law(
         rows = [*reached]
         nodes = [at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
         for spec, kind in kinds.items():
-            charge_nodes(nodes, kind)
-            spent[spec][rows, place] = alive.new_tensor([node.charge(kind).spent for node in nodes])
+            spent[spec][rows, place] = alive.new_tensor(_of_nodes(spec, kind, nodes))
         after = alive.new_tensor([node.next_alive for node in ask_together(nodes)])
         alive[rows, place + 1] = after if by_path else alive[rows, place] * after
     return alive, going, spent
+
+
+def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list[float]:
+    if kind is None:
+        return [node.directions[1 + SIGNED.index(spec)] for node in nodes]
+    charge_nodes(nodes, kind)
+    return [node.charge(kind).spent for node in nodes]
+
+
+def _of_rows(spec: str, kind: Divergence | None, h: Tensor, q: Tensor) -> Tensor:
+    if kind is None:
+        return directions(h.double(), q.double())[1 + SIGNED.index(spec)]
+    return divergences_of(kind, h, q)

@@ -4,14 +4,17 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
 from cactus_theory.policies import Policy, list_policies
+from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.traces._cut import merged
 from cactus_theory.traces._folder import CUT
 from cactus_theory.traces.ends import LOSSLESS
@@ -20,7 +23,15 @@ from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.rows import RowMeans, SavedRows, Source, row_means
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family, family_of
-from cactus_theory.tuning.knobs import Knobs, checked_level, knobs_of, source_of
+from cactus_theory.tuning.knobs import (
+    CLOSE_SURPRISE,
+    Knobs,
+    checked_level,
+    knobs_of,
+    source_of,
+    surprise_of,
+    within_surprise,
+)
 from cactus_theory.verify.contract import find_verifier
 
 Line = dict[str, Any]
@@ -45,10 +56,10 @@ COLUMNS = {
 }  # fmt: skip
 LEGEND = """\
 ± one standard error over texts; ratios are paired by text, and texts needed make the one to the
-first policy significant; surprise: nats a row by which emitted tokens are less likely under the
-target than its own; agreement: how much more often they are what the target would say if asked
-again; of row, of pooled: share of the best acceptance for the nats that are spent, row by row, and
-at one price on all rows"""
+first policy significant; surprise: nats a row, or a token of a trace, by which what is emitted is
+less likely under the target than its own; agreement: how much more often it is what the target
+would say if asked again; of row, of pooled: share of the best acceptance for the nats that are
+spent, row by row, and at one price on all rows"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,8 @@ class Comparison:
         ``texts_needed`` for the second. ``nats``: what is spent a row, or a token. Of rows, and of
         those of a trace by the chain: ``entropy``, ``surprise`` and ``agreement`` of what is
         emitted (:func:`cactus_theory.emitted.directions`), ``largest_row`` of the nats, shares of
-        both optima. ``_se`` are standard errors over texts.
+        both optima; of a trace ``surprise`` and ``agreement`` are those of an emitted token, by any
+        verifier. ``_se`` are standard errors over texts.
     notes : the divergence, and how many rows, cycles and texts there are.
     """
 
@@ -126,6 +138,7 @@ def compare(
     *,
     nats: Sequence[float] | float = (),
     acceptance: Sequence[float] | float = (),
+    surprise: float | None = None,
     divergence: str | Divergence = "kl",
     verifiers: Sequence[str] = (defaults.VERIFIER,),
     widths: Sequence[int | None] = (None,),
@@ -141,6 +154,9 @@ def compare(
         first one, and with lossless sampling.
     rows : as of :func:`cactus_theory.solve_knob`.
     nats, acceptance : what is held equal, one or several values; 0.05 nats if there are none.
+    surprise : with nats, the most nats by which what is emitted may be less likely under the
+        target than its own texts: policies with a knob ``tilt`` get the least one that keeps it,
+        which costs least acceptance (Theorem 28).
     divergence : what is spent; nats are in its unit.
     verifiers, widths : of a trace, the verifiers, and the K to which drafts are cut.
     undrafted : of a trace, as for :func:`cactus_theory.traces.replay`.
@@ -165,6 +181,10 @@ def compare(
              (("nats", nats), ("acceptance", acceptance))
              for level in ([levels] if isinstance(levels, int | float) else levels)]  # fmt: skip
     asked = asked or [("nats", level) for level in USUAL_NATS]
+    if surprise is not None:
+        surprise = check.finite("surprise", surprise, -math.inf)
+        if (held := {held for held, _ in asked}) != {"nats"}:
+            raise ValueError(f"surprise: must be given with nats alone; got {', '.join(held)}")
     chosen = list(list_policies()) if policies is None else list(policies)
     ends = source.ends if isinstance(source, Trace) else ()
     families = [family_of(spec, kind, ends or ("eos",)) for spec in chosen]
@@ -176,7 +196,7 @@ def compare(
     others = [family for family in families if not family.lossless]
     met = [(family, (None, math.inf)) for family in others if not family.varied]
     met += [(family, at) for at in asked for family in others if family.varied]
-    table, total = _Table(source, kind, undrafted), len(ways) * (1 + len(met))
+    table, total = _Table(source, kind, undrafted, surprise), len(ways) * (1 + len(met))
     for verifier, width in ways:
         table.first, table.lossless = {}, None
         for family, (held, level) in [(family_of(LOSSLESS, kind), (None, math.inf)), *met]:
@@ -207,8 +227,10 @@ def _main(done: Replay | RowMeans) -> Estimate:
 class _Table:
     """Lines as they are made, what they are compared with, and points of the pooled optimum."""
 
-    def __init__(self, source: Source, kind: Divergence, undrafted: str) -> None:
-        self.source, self.kind, self.undrafted = source, kind, undrafted
+    def __init__(
+        self, source: Source, kind: Divergence, undrafted: str, surprise: float | None
+    ) -> None:
+        self.source, self.kind, self.undrafted, self.surprise = source, kind, undrafted, surprise
         self.lines: list[Line] = []
         self.known: dict[Any, Knobs] = {}
         self.lossless: Any = None
@@ -231,12 +253,13 @@ class _Table:
         except ValueError as error:
             why = str(error)
         else:
-            key = family.key, width, held
-            if key not in self.known:
-                own = family, width, self.kind, held or "nats", self.undrafted
-                self.known[key] = knobs_of(self.source, *own)
-            knobs = self.known[key]
+            knobs = self._knobs(family, width, held)
+            if self.surprise is not None and held is not None:
+                make = partial(self._knobs, width=width, held=held)
+                family, knobs = within_surprise(family, make, width, level, self.surprise)
             self.made = knobs.at(width, level)
+            if held and self.made and self.surprise is not None:
+                why = self._too_surprising(family)
             if held is None:
                 self.made = knobs.replays[width].get(family.first)
                 if self.made is not None and "=" not in family.name and not family.lossless:
@@ -250,6 +273,21 @@ class _Table:
         line["knob"] = getattr(policy, family.varied) if held and self.made else None
         line |= self._measured(family.verifier, policy, width, (held, level)) | {"why": why}
         self.lines.append(line)
+
+    def _knobs(self, family: Family, width: int, held: str | None) -> Knobs:
+        key = family.key, width, held, tilt_of(family.base)
+        if key not in self.known:
+            own = family, width, self.kind, held or "nats", self.undrafted, SIGNED[1:]
+            self.known[key] = knobs_of(self.source, *own)
+        return self.known[key]
+
+    def _too_surprising(self, family: Family) -> str:
+        """Return why a line exceeds the surprise that is allowed, nothing if it does not."""
+        assert self.surprise is not None
+        if (found := surprise_of(self.made)) <= self.surprise + CLOSE_SURPRISE:
+            return ""
+        why = "at any tilt" if family.tiltable or tilt_of(family.base) else "and has no tilt"
+        return f"has a surprise of {found:+.4f}, above {self.surprise:g}, {why}"
 
     def _measured(self, verifier: str, policy: Policy, width: int, asked: Any) -> Line:
         """Return the numbers of ``made``; None of a policy that is not solved."""
@@ -273,6 +311,9 @@ class _Table:
             columns = dict(zip(OF_ROWS, values, strict=True))
         for name in SIGNED:
             line |= valued(name, own and getattr(own, name))
+        if isinstance(made, Replay):  # of what is emitted, by any verifier
+            for name in SIGNED[1:]:
+                line |= valued(name, made.divergence_per_token(name))
         return line | columns
 
     def _pooled_share(self, own: RowMeans) -> float | None:

@@ -19,7 +19,7 @@ from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy, _knobs, read_policy
 from cactus_theory.policies._registry import class_of
-from cactus_theory.policies._tilt import tilt_of
+from cactus_theory.policies._tilt import Tilted, tilt_of
 from cactus_theory.policies.band import EOS, Band
 from cactus_theory.traces.ends import LOSSLESS
 from cactus_theory.verify.contract import find_verifier
@@ -85,6 +85,18 @@ class Family:
     def key(self) -> str:
         """Return name and verifier as one word."""
         return f"{self.name}@{self.verifier}"
+
+    @property
+    def tiltable(self) -> bool:
+        """Return whether the policy has a knob ``tilt`` that its spec leaves alone."""
+        return isinstance(self.base, Tilted) and not self.base.tilt and self.varied != "tilt"
+
+    def tilted(self, tilt: float, first: float) -> "Family":
+        """Return the family about another target, to be solved from a looseness on."""
+        if not tilt:
+            return self
+        base = read_policy(self.base, tilt=float(f"{tilt:.4g}"))
+        return replace(self, base=base, first=first, trusted=False)
 
     @property
     def lossless(self) -> bool:

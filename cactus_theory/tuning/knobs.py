@@ -48,6 +48,12 @@ Point = tuple[float, float]
 Run = Callable[[Policy, int], dict[int, Any]]
 
 
+# the least tilt that is tried, the factor to the next one, the largest; largest miss of a surprise,
+# in nats, of a tilt, relative, and of the nats while a tilt is looked for
+FIRST_TILT, FARTHER, MOST_TILT, LEAST_STEP = 0.02, 3.0, 20.0, 1.02
+CLOSE_SURPRISE, CLOSE_TILT, ROUGH = 1e-3, 1e-2, 5e-3
+
+
 class Unsolved(ValueError):
     """A knob that does not exist, or at no value of which the policy spends what was asked."""
 
@@ -202,6 +208,68 @@ def _beyond(points: Sequence[Point], level: float) -> float:
     return near[0] * math.exp(min(max(step, -furthest), furthest))
 
 
+def within_surprise(
+    family: Family,
+    knobs: Callable[[Family], Knobs],
+    width: int,
+    level: float,
+    most: float,
+    start: float = 0.0,
+) -> tuple[Family, Knobs]:
+    """Return a family about the least tilt at which nothing exceeds a surprise, and its knobs.
+
+    Of a family without the knob ``tilt``, with one that is given, and where nothing is over
+    without one, return it as it is. If no tilt helps, return what had the least surprise. At
+    ``level`` the surprise falls as the tilt rises: a bracket grows from the tilt ``start`` by
+    FARTHER, and closes by the rule of Illinois. Nats are held roughly, and to the end by whoever
+    goes on with the knobs.
+    """
+    tried: dict[float, tuple[float, Family, Knobs]] = {}
+
+    def over(tilt: float) -> float:
+        if tilt not in tried:
+            near = min(tried, key=lambda other: abs(other - tilt), default=None)
+            first = family.first if near is None else tried[near][2].solved.get(width, family.first)
+            own = family.tilted(tilt, first)
+            made = knobs(own)
+            exactly, made.tolerance = made.tolerance, ROUGH
+            found = made.at(width, level)
+            made.tolerance = exactly
+            tried[tilt] = math.inf if found is None else surprise_of(found) - most, own, made
+        return tried[tilt][0]
+
+    at_none = over(0.0)
+    if at_none <= CLOSE_SURPRISE or not family.tiltable or not family.varied:
+        return tried[0.0][1:]
+    low, tilt, step = (0.0, at_none), start or FIRST_TILT, FARTHER
+    while (high := (tilt, over(tilt)))[1] > 0:
+        if high[1] < math.inf:
+            low = high
+        else:  # the tilt alone spends more, so the next one is nearer
+            step = math.sqrt(step)
+        if step < LEAST_STEP or tilt > MOST_TILT:
+            return min(tried.values(), key=lambda own: own[0])[1:]
+        tilt = (low[0] or tilt / FARTHER**2) * step
+    kept = 0
+    while high[1] < -CLOSE_SURPRISE and high[0] - low[0] > CLOSE_TILT * high[0]:
+        tilt = (low[0] * high[1] - high[0] * low[1]) / (high[1] - low[1])
+        found = tilt, over(tilt)
+        if found[1] > 0:
+            low, high = found, (high[0], high[1] / (2 if kept > 0 else 1))
+            kept = max(kept, 0) + 1
+        else:
+            low, high = (low[0], low[1] / (2 if kept < 0 else 1)), found
+            kept = min(kept, 0) - 1
+    return min((own for own in tried.values() if own[0] <= 0), key=lambda own: -own[0])[1:]
+
+
+def surprise_of(done: Any) -> float:
+    """Return the surprise of a replay, a token, or of means over rows."""
+    return (
+        done.surprise if hasattr(done, "surprise") else done.divergence_per_token("surprise")
+    ).value
+
+
 def checked_level(level: float, name: str = "nats") -> float:
     """Return nats or an acceptance; ValueError unless above 0 and finite, or at most 1."""
     if name == "acceptance":
@@ -215,13 +283,17 @@ def trace_knobs(
     widths: Sequence[int],
     divergence: str,
     undrafted: str = "policy",
+    signed: Sequence[str] = (),
     **options: Any,
 ) -> Knobs:
-    """Return the knobs of a family on a trace; K share a replay where they can."""
+    """Return the knobs of a family on a trace; K share a replay where they can.
+
+    ``signed`` is what replays add up beside the divergence.
+    """
     shared = shares_rows(family.base, family.verifier)
 
     def run(policy: Policy, width: int) -> dict[int, Any]:
-        own = policy, family.verifier, widths if shared else [width], (divergence,)
+        own = policy, family.verifier, widths if shared else [width], (divergence, *signed)
         return replay_widths(trace, *own, undrafted=undrafted)
 
     amount = options.pop("amount", lambda own: own.divergence_per_token(divergence).value)
@@ -303,15 +375,16 @@ def knobs_of(
     kind: Divergence,
     held: str,
     undrafted: str = "policy",
+    signed: Sequence[str] = (),
 ) -> Knobs:
-    """Return the knobs of a family on rows, or on a trace at K = ``width``."""
+    """Return the knobs of a family on rows, or on a trace at K = ``width``; as trace_knobs."""
     options: dict[str, Any] = {"tolerance": EXACT if held == "nats" else CLOSE}
     if held == "acceptance" and not family.base.declares.direction:  # which may fall as nats rise
         family = replace(family, trusted=not family.varied)
     if isinstance(source, Trace):
         if held == "acceptance":
             options["amount"] = lambda own: own.acceptance.value
-        return trace_knobs(source, family, [width], kind.spec, undrafted, **options)
+        return trace_knobs(source, family, [width], kind.spec, undrafted, signed, **options)
     amount = lambda own: (own.divergence if held == "nats" else own.acceptance).value  # noqa: E731
     run = lambda policy, width: {width: row_means(policy, source, kind)}  # noqa: E731
     return Knobs(family, [width], run, amount, **options)

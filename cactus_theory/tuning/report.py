@@ -12,6 +12,7 @@ from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
 from cactus_theory.traces.ends import foretold
 from cactus_theory.traces.estimate import valued
+from cactus_theory.traces.replays import SIGNED
 from cactus_theory.tuned import FORMAT, VERSION
 from cactus_theory.tuning.costs import SECONDS
 from cactus_theory.tuning.tune import Choice, Tuned
@@ -49,17 +50,27 @@ def sentence(tuned: Tuned) -> str:
     meter = best.reported.divergence_per_token(tuned.divergence)
     return (
         f"Decode with {best.replay}: {_both(best.speed)} {unit}, {beside}; it will meter "
-        f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)})."
+        f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)}){_surprise(best)}."
     )
+
+
+def _surprise(choice: Choice) -> str:
+    """Return the surprise of a setting in words, where it was bounded."""
+    if "surprise" not in choice.reported.spent:
+        return ""
+    found = choice.reported.divergence_per_token("surprise")
+    signed = f"{found.value:+.3f} (± {_error(found.standard_error, 3)})"
+    return f", and a surprise of {signed} nats per token"
 
 
 def table(tuned: Tuned) -> str:
     """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide."""
     unit = "KL" if tuned.divergence == "kl" else tuned.divergence
-    heads = ("policy", "verifier", "K", _unit(tuned), "x plain", f"{unit}/token",
-             "tokens/call")  # fmt: skip
+    heads = ["policy", "verifier", "K", _unit(tuned), "x plain", f"{unit}/token", "tokens/call"]
+    heads += ["surprise"] * (tuned.surprise is not None)
     lines = [(choice.chosen_by.value, _cells(choice, tuned)) for choice in tuned.of_families()]
-    lines.append((tuned.plain, ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1"]))
+    plain = ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1", "0"]
+    lines.append((tuned.plain, plain[: len(heads)]))
     lines.sort(key=lambda line: -line[0])
     title = "each policy at its fastest K; ± one standard error over texts"
     cells, needed = [cells for _, cells in lines], heads.index(f"{unit}/token") + 1
@@ -88,7 +99,9 @@ def over(tuned: Tuned) -> list[str]:
     """Return a sentence for each policy that has no line in the table, which says why."""
     within = _spent(tuned, tuned.level)
     return [f"No setting of {name} spends at most {within}: the least is {least:.3g}."
-            for name, least in tuned.over.items()]  # fmt: skip
+            for name, least in tuned.over.items()] + [
+            f"No setting of {name} within {within} has a surprise of at most {tuned.surprise:g}: "
+            f"the least is {least:+.3g}." for name, least in tuned.surprised.items()]  # fmt: skip
 
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
@@ -135,6 +148,8 @@ def payload(tuned: Tuned) -> dict[str, Any]:
         **valued("end_ratio", tuned.ends),
         "table": [_line(choice, tuned) for choice in tuned.choices],
         "over": tuned.over,
+        "surprise": tuned.surprise,
+        "surprised": tuned.surprised,
         "source": tuned.source,
     }
 
@@ -175,7 +190,9 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
         "over_plain": choice.speed.value / tuned.plain,
         **valued("tokens_per_call", choice.reported.tokens_per_call),
         **valued("divergence_per_token", meter),
-    }
+        **{f"{name}_per_token{error}": value for name in SIGNED if name in choice.reported.spent
+           for error, value in valued("", choice.reported.divergence_per_token(name)).items()},
+    }  # fmt: skip
 
 
 def _cells(choice: Choice, tuned: Tuned) -> list[str]:
@@ -188,7 +205,9 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
         f"{choice.speed.value / tuned.plain:.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
-    ]
+        *[f"{choice.reported.divergence_per_token(name).value:+.3f}"
+          for name in ("surprise",) if name in choice.reported.spent],
+    ]  # fmt: skip
 
 
 def _unit(tuned: Tuned) -> str:

@@ -7,23 +7,34 @@ that was not chosen by is not. It is recommended if it is faster than decoding w
 both halves.
 """
 
+import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from cactus_theory.base.arguments import whole_number
+from cactus_theory.base.arguments import finite, whole_number
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.traces.ends import end_ratio, tells
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.costs import Costs, plain_speed, speed
 from cactus_theory.tuning.families import Family, families
-from cactus_theory.tuning.knobs import TOLERANCE, checked_level, trace_knobs
+from cactus_theory.tuning.knobs import (
+    CLOSE_SURPRISE,
+    TOLERANCE,
+    Knobs,
+    checked_level,
+    surprise_of,
+    trace_knobs,
+    within_surprise,
+)
 from cactus_theory.tuning.measure import Kind
 
 # K that are tried, closer together where a token more matters more
@@ -81,6 +92,8 @@ class Tuned:
     choices : every family and K within the level, the fastest (by ``chosen_by``) first.
     halves : of the texts of ``replay``.
     over : of each policy that is in no choice, the least that a setting spends a token.
+    surprise : the most surprise a token, in nats; None if any is allowed.
+    surprised : of each policy that is in no choice for its surprise, its least.
     source : the trace's cycles, texts and models, and what was tried.
     ends : how likely an end of text is under the best setting, over the target; None if that is
         lossless or the trace's texts have no ends.
@@ -93,6 +106,8 @@ class Tuned:
     choices: tuple[Choice, ...]
     halves: Halves
     over: dict[str, float] = field(default_factory=dict)
+    surprise: float | None = None
+    surprised: dict[str, float] = field(default_factory=dict)
     source: dict[str, object] = field(default_factory=dict)
     ends: Estimate | None = None
 
@@ -127,6 +142,7 @@ def tune(
     widths: Sequence[int] | None = None,
     policies: Sequence[str] | None = None,
     undrafted: str = "policy",
+    surprise: float | None = None,
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Tuned:
@@ -141,6 +157,7 @@ def tune(
     widths : K to try; None for the usual ones up to what was logged.
     policies : as ``specs`` of :func:`cactus_theory.tuning.families.families`.
     undrafted : as for :func:`cactus_theory.traces.replay`.
+    surprise : as for :func:`cactus_theory.compare`, of a token; None if any is allowed.
     seed : of the halves of the texts, which are random.
     on_step : called with what is done, how many steps of it are, and of how many.
 
@@ -167,7 +184,9 @@ def tune(
     widths = _widths(trace, widths)
     candidates = families(kind, policies, trace.ends)
     halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
-    solved, over = _solved(trace, candidates, widths, level, (kind.spec, undrafted), on_step)
+    held = level, None if surprise is None else finite("surprise", surprise, -math.inf)
+    found = _solved(trace, candidates, widths, held, (kind.spec, undrafted), on_step)
+    solved, over, surprised = found
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = []
     for family, replay in solved:
@@ -178,7 +197,8 @@ def tune(
     tried = {"families": [family.key for family in candidates], "widths": widths}
     about = _about(trace) | {"tried": tried, "halves": {"seed": seed}, "undrafted": undrafted}
     priced = costs, plain_speed(costs), tuple(choices)
-    tuned = Tuned(level, kind.spec, *priced, halves, over, about)
+    bounds = over, surprise, surprised
+    tuned = Tuned(level, kind.spec, *priced, halves, *bounds, about)
     if (best := tuned.best) is None or best.family.lossless or not tells(trace):
         return tuned
     return replace(tuned, ends=end_ratio(trace, best.replay.policy))
@@ -196,23 +216,66 @@ def _solved(
     trace: Trace,
     candidates: Sequence[Family],
     widths: Sequence[int],
-    level: float,
+    held: tuple[float, float | None],
     metered: tuple[str, str],
     on_step: OnStep,
-) -> tuple[list[tuple[Family, Replay]], dict[str, float]]:
-    """Return every family at every K that stays within, its knob solved; what others spend."""
-    solved, total, tried = [], len(candidates) * len(widths), dict[str, list[float]]()
+) -> tuple[list[tuple[Family, Replay]], dict[str, float], dict[str, float]]:
+    """Return every family at every K that stays within, its knob solved.
+
+    Also the least that others spend, and the least surprise of those within the nats.
+    """
+    solved, total = [], len(candidates) * len(widths)
+    spent, surprised = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
-        knobs = trace_knobs(trace, family, widths, *metered)
+        search = _Search(trace, family, widths, metered, held[1])
         for place, width in enumerate(widths):
-            knobs.on_pass = partial(step, number * len(widths) + place, total)
-            if (replay := knobs.within(width, level)) is not None:
-                solved.append((family, replay))
-            tried.setdefault(family.name, []).extend(knobs.spent[width].values())
+            search.on_pass = partial(step, number * len(widths) + place, total)
+            own, replay = search.within(width, held[0])
+            spent[family.name] += search.spent
+            if replay is None:
+                continue
+            if held[1] is not None and (found := surprise_of(replay)) > held[1] + CLOSE_SURPRISE:
+                surprised[family.name].append(found)
+            else:
+                solved.append((own, replay))
     on_step("solving knobs", total, total)
     within = {family.name for family, _ in solved}
-    return solved, {name: min(spent) for name, spent in tried.items() if name not in within}
+    beyond = {name: min(found) for name, found in surprised.items() if name not in within}
+    over = {name: min(own) for name, own in spent.items() if name not in within | {*beyond}}
+    return solved, over, beyond
+
+
+class _Search:
+    """The knobs of a family by tilt, and the tilt of the last K, where the next one begins."""
+
+    def __init__(
+        self, trace: Trace, family: Family, widths: Sequence[int], metered: tuple[str, str],
+        most: float | None,
+    ) -> None:  # fmt: skip
+        self.given, self.family, self.most = (trace, widths, metered), family, most
+        self.known: dict[float, Knobs] = {}
+        self.tilt, self.on_pass, self.spent = 0.0, lambda: None, list[float]()
+
+    def within(self, width: int, level: float) -> tuple[Family, Replay | None]:
+        """Return the family about the least tilt that keeps the surprise, and its replay at K."""
+        own, knobs = self.family, self.knobs(self.family)
+        if self.most is not None and own.varied:
+            given = width, level, self.most, self.tilt
+            own, knobs = within_surprise(self.family, self.knobs, *given)
+            self.tilt = tilt_of(own.base)
+        found = knobs.within(width, level)
+        self.spent = [*knobs.spent[width].values()]
+        return replace(own, name=self.family.name), found
+
+    def knobs(self, family: Family) -> Knobs:
+        """Return the knobs at the family's tilt."""
+        tilt, (trace, widths, metered) = tilt_of(family.base), self.given
+        if tilt not in self.known:
+            signed = () if self.most is None else ("surprise",)
+            self.known[tilt] = trace_knobs(trace, family, widths, *metered, signed)
+        self.known[tilt].on_pass = self.on_pass
+        return self.known[tilt]
 
 
 def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:

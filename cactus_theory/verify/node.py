@@ -281,8 +281,8 @@ class Node:
         h_t, t_t, both, square, outside = loops().directions_of(own, p, band, h, target)
         if outside:
             return _directions_in_torch(self)
-        moved = (0.0, 0.0) if self.lossless else (t_t - h_t, both - square)
-        return -h_t - self.charge().spent, *moved
+        entropy = -h_t - self.charge().spent
+        return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_t - h_t, both - square)
 
     def charge(self, divergence: Divergence = KL) -> Charge:
         """Return D(h‖q), the acceptance and the mass raised off the head, computed once."""

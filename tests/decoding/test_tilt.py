@@ -141,8 +141,11 @@ def test_what_has_no_meaning_is_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("spec", ["speculative", "band:price=0.7", "band:price=0.7,tilt=0.5",
-                                  "cactus:delta=0.3", "mixture:alpha=0.5,support=free"])  # fmt: skip
+@pytest.mark.parametrize(
+    "spec",
+    ["speculative", "band:price=0.7", "band:price=0.7,tilt=0.5", "cactus:delta=0.3",
+     "mixture:alpha=0.5,support=free"],
+)  # fmt: skip
 def test_the_meter_s_directions_are_those_of_the_laws(spec, dtype):
     q, p = (
         rows.reshape(4, 3, 5).to(dtype) for rows in pair(12, 5, seed=3, kinds=("zeros", "zeros"))
