@@ -75,7 +75,8 @@ def part_of_rows(
     peak_p, weight_p = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
     logit = part_at(b, place, part, target, requests, form)
     other = part_at(b, place, part, draft, requests, form)
-    return fall(logit, peak_q, inverse) * weight_q, fall(other, peak_p, inverse) * weight_p
+    q = fall(logit, peak_q, inverse * target.power) * weight_q
+    return q, fall(other, peak_p, inverse) * weight_p
 
 
 @triton.jit

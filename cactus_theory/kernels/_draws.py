@@ -52,7 +52,8 @@ def refused_part(
     if form.deterministic:
         slot = b * form.rows + place
         logit = part_at(b, place, part, target, requests, form)
-        q = fall(logit, tl.load(softmax.peaks + slot), inverse) * tl.load(softmax.weights + slot)
+        peak, weight = tl.load(softmax.peaks + slot), tl.load(softmax.weights + slot)
+        q = fall(logit, peak, inverse * target.power) * weight
         token = part * form.part + tl.arange(0, form.part)
         refused = tl.load(tokens_at(b, place, requests))
         left = tl.where(token == refused, 0.0, q * scale)
@@ -89,7 +90,7 @@ def leftover(
     at = b * form.parts + part
     if greedy | (place >= length):
         logit = part_at(b, place, part, target, requests, form)
-        store_sums(logit, part, at, inverse, sums, requests.vocab, form)
+        store_sums(logit, part, at, inverse * target.power, sums, requests.vocab, form)
         tl.store(sums.left + at, 0.0)
     else:
         known = (b * form.rows + place).to(tl.int64) * form.parts + part
@@ -170,7 +171,8 @@ def finish(
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat
     part = tl.arange(0, form.most_parts)
-    mass = masses_of(b, inverse.to(tl.float64), sums, form)
+    colder = inverse * target.power
+    mass = masses_of(b, colder.to(tl.float64), sums, form)
     total = tl.sum(mass, 0)
     at = b * form.parts + part
     left = tl.load(sums.left + at, mask=part < form.parts, other=0.0).to(tl.float64)
@@ -188,7 +190,7 @@ def finish(
         weight = tl.where(tl.max(weight, 0) > 0, weight, whole)
     else:
         logit = part_at(b, count, found, target, requests, form)
-        weight = fall(logit, tl.load(sums.most + b * form.parts + found), inverse)
+        weight = fall(logit, tl.load(sums.most + b * form.parts + found), colder)
     last = token_at(weight, found, share, total, b, greedy, sums, form)
     place = tl.arange(0, form.outputs)
     drafted = tl.load(tokens_at(b, place, requests), mask=place < count, other=-1)

@@ -29,8 +29,10 @@ class Step:
         self.steps = _band.STEPS if policy.knob >= _band.FAR_RATIO else _band.MANY_STEPS
         self.shared: dict[str, Any] = {
             "requests": requests,
-            "target": LogitRows(target, target.stride(0), target.stride(1)),
-            "draft": None if draft is None else LogitRows(draft, draft.stride(0), draft.stride(1)),
+            "target": LogitRows(target, target.stride(0), target.stride(1), 1.0 + policy.tilt),
+            "draft": None
+            if draft is None
+            else LogitRows(draft, draft.stride(0), draft.stride(1), 1.0),
             "knob": policy.high_and_low,
             "KIND": policy.kind,
             "softmax": work.softmax, "decision": work.decision, "block": work.block,

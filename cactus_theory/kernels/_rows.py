@@ -116,15 +116,18 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
     if place >= length:
         return
     heat, _ = temperature_of(b, requests, form)
+    inverse = 1.0 / heat
     if form.deterministic:
         logit = part_at(b, place, part, target, requests, form)
+        inverse = inverse * target.power
     else:
         if which < form.width:
             logit = part_at(b, place, part, target, requests, form)
+            inverse = inverse * target.power
         else:
             logit = part_at(b, place, part, draft, requests, form)
     at = row.to(tl.int64) * form.parts + part
-    store_sums(logit, part, at, 1.0 / heat, softmax, requests.vocab, form)
+    store_sums(logit, part, at, inverse, softmax, requests.vocab, form)
 
 
 @triton.jit
@@ -172,10 +175,11 @@ def drafted_chances(b, length, requests, target, draft, softmax, form: tl.conste
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat.to(tl.float64)
     row = b * form.rows + place
-    peak, total = row_sums(row, on, inverse, softmax, form)
+    colder = inverse * target.power
+    peak, total = row_sums(row, on, colder, softmax, form)
     at = row_at(b, place, target) + token
     logit = tl.load(at, mask=known, other=-float("inf")).to(tl.float64)
-    q_n = tl.exp((logit - peak) * inverse) / total
+    q_n = tl.exp((logit - peak) * colder) / total
     p_n = tl.where(known, 1.0, 0.0).to(tl.float64)
     if not form.deterministic:
         peak_p, total_p = row_sums(row + form.width, on, inverse, softmax, form)

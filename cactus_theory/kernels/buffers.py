@@ -39,6 +39,7 @@ class LogitRows(NamedTuple):
     logits: Float[Tensor, "*rows V"]  # target (B, K + 1, V), draft (B, K, V)
     step: int  # elements from one request to the next
     row_step: int  # elements from one row to the next
+    power: float  # probabilities are those of power · l/T: 1 + θ of a tilted target, else 1
 
 
 class SplitKnob(NamedTuple):

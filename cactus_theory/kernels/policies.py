@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from cactus_theory.kernels.buffers import SplitKnob
 from cactus_theory.policies import Policy
+from cactus_theory.policies._tilt import tilt_of, untilted
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact
 from cactus_theory.policies.raised import Lenience, Mixture, Speculative
@@ -23,7 +24,7 @@ LEAST_DELTA = 1e-6
 
 @dataclass(frozen=True)
 class KernelPolicy:
-    """A policy as a kernel takes it: the kind of its ceiling in q_n and p_n, and a knob.
+    """A policy as a kernel takes it: the kind of its ceiling in q_n and p_n, a knob, its tilt.
 
     The knob is a factor of q_n (SCALED), the draft's weight (MIXED), δ
     (CACTUS, CACTUS_EXACT) or a/b (BAND).
@@ -31,6 +32,7 @@ class KernelPolicy:
 
     kind: int
     knob: float
+    tilt: float = 0.0
 
     @property
     def high_and_low(self) -> SplitKnob:
@@ -58,13 +60,13 @@ def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
 def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     """Return the policy as a kernel takes it, None if it has no kernel."""
     of_policy = KERNELS.get(type(policy))  # a subclass may decide otherwise
-    kernel = None if of_policy is None else of_policy(policy)
+    kernel = None if of_policy is None else of_policy(untilted(policy))
     if kernel is None or verifier not in ("chain", "block"):
         return None
     own_band = isinstance(policy, Band) and not policy.of_path
     if verifier == "block" and not (own_band or kernel == KernelPolicy(SCALED, 1.0)):
         return None
-    return kernel
+    return replace(kernel, tilt=tilt_of(policy))
 
 
 def _mixture(policy: Mixture) -> KernelPolicy | None:

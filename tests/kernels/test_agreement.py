@@ -51,6 +51,33 @@ def assert_agreement(*given):
         assert row["excluded"] <= MOST_EXCLUDED * row["rows"], row
 
 
+TILTED = (("speculative", "chain"), ("lenience:lenience=0.5", "chain"), ("band:price=2", "chain"),
+          ("speculative", "block"), ("band:price=2,per_row=True", "block"))  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "verifier"), TILTED)
+def test_a_tilt_multiplies_the_target_s_logits_alone(device, spec, verifier):
+    """1.5 is exact, so that both steps read the same rows; without a draft row, and greedy, too."""
+    batch, width, vocab = amount(6, 40), 3, 40
+    generator = torch.Generator(device=device).manual_seed(3)
+    target, draft = (
+        2 * torch.randn(batch, count, vocab, generator=generator, device=device)
+        for count in (width + 1, width)
+    )
+    ids, numbers = draft.argmax(-1), torch.arange(batch, device=device)
+    ids[0, 1:] = -1
+    heat = torch.full((batch,), 0.7, device=device)
+    heat[1] = 0.0
+    given = {"seeds": numbers, "positions": numbers, "temperature": heat, "verifier": verifier}
+    rule = ct.policy(spec)
+    for rows in (draft, None):
+        tilted = verify_logits(ct.policy(rule, tilt=0.5), target, rows, ids, **given)
+        scaled = verify_logits(rule, 1.5 * target, rows, ids, **given)
+        assert torch.equal(tilted.output_token_ids, scaled.output_token_ids)
+        other = verify_logits(rule, target, rows, ids, **given)
+        assert not torch.equal(tilted.output_token_ids, other.output_token_ids)
+
+
 def test_the_scale_of_a_residual_takes_tokens_out(device):
     """Cactus leaves (0.7 q − p)₊, only token 1; lossless sampling would draw token 2, too."""
     q = torch.tensor([0.3, 0.3, 0.4], device=device)

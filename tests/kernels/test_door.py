@@ -71,7 +71,7 @@ def test_which_policies_have_a_kernel():
     yes = {
         "speculative", "lenience:lenience=0.5", "mixture:alpha=0.3", "cactus:delta=1",
         "cactus_exact:delta=0.3", "band:price=2", "band:price=inf", "cactus_exact:delta=0",
-        "band:price=2,per_row=True",
+        "band:price=2,per_row=True", "speculative:tilt=0.5",
     }  # fmt: skip
     no = {
         "typical", "top_k:k=3", "fuzzy:threshold=0.3", "band:delta=0.1",
@@ -80,7 +80,8 @@ def test_which_policies_have_a_kernel():
         "cactus_exact:delta=0.3,divergence=reverse_kl", "truncated:top_k=3",
     }  # fmt: skip
     assert {spec for spec in yes | no if has_kernel(ct.policy(spec))} == yes
-    block = {"speculative", "band:price=2,per_row=True", "band:price=inf", "cactus_exact:delta=0"}
+    block = {"speculative", "band:price=2,per_row=True", "band:price=inf", "cactus_exact:delta=0",
+             "speculative:tilt=0.5"}  # fmt: skip
     assert {spec for spec in yes if has_kernel(ct.policy(spec), "block")} == block
 
 
