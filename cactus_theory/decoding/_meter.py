@@ -78,6 +78,17 @@ class Meter:
         self._enter_waiting()
         return self.rows, self.total
 
+    def take(self, other: "Meter") -> None:
+        """Add what another meter has measured, whose rows wait for this."""
+        rows, spent = other.sums()
+        self.rows, self.total = self.rows + rows, self.total + spent
+        self.largest = max(self.largest, other.largest)
+        self.expected, self.off_head = (
+            self.expected + other.expected,
+            self.off_head + other.off_head,
+        )
+        self.directions += other.directions
+
     def reading(self, rounds: Mapping[Kind, int], num_tokens: int) -> Reading:
         """Return the sums beside what all rows took."""
         rows, spent = self.sums()

@@ -30,11 +30,12 @@ ABOUT_ROWS = ("acceptance", "residual", "target", "emitted")
 
 
 def colder(q: Rows, tilt: float) -> Rows:
-    """Return rows q^θ ∝ q^(1+θ), of half precision float32; tokens with q = 0 have no mass."""
+    """Return rows q^θ ∝ q^(1+θ), of half precision float32; where q = 0 they are 0."""
     if not tilt:
         return q
     rows = ungraphed(q) if q.dtype in DECIDED else ungraphed(q).float()
-    return scaled(rows.log(), 1 / (1 + tilt)).softmax(-1)
+    about, empty = scaled(rows.log(), 1 / (1 + tilt)).softmax(-1), rows.amax(-1, keepdim=True) == 0
+    return torch.where(empty, 0.0, about) if empty.is_cuda or bool(empty.any()) else about
 
 
 def tilt_of(policy: Policy) -> float:
@@ -48,10 +49,14 @@ def untilted(policy: Policy) -> Policy:
 
 
 def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
-    """Return ln Σ q e^{θ r̃}, float64, of r̃ = ln q + H(q): what a tilt makes a row worth."""
+    """Return ln Σ q e^{θ r̃}, float64, of r̃ = ln q + H(q): what a tilt makes a row worth.
+
+    A row without mass, which nobody draws from, is worth 0.
+    """
     logs = q.double().log()
     entropy = torch.special.entr(q.double()).sum(-1)
-    return ((1 + tilt) * logs).logsumexp(-1) + tilt * entropy
+    worth = ((1 + tilt) * logs).logsumexp(-1) + tilt * entropy
+    return torch.where(worth > -torch.inf, worth, 0.0)
 
 
 @dataclass(frozen=True)

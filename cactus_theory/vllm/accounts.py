@@ -27,6 +27,7 @@ from typing import Any
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import Rule
 from cactus_theory.decoding.ledger import Ledger
+from cactus_theory.decoding.readings import DIRECTIONS
 from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import LOG, Grant, Settings
 
@@ -51,21 +52,20 @@ class Request:
         self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0
 
-    def book(self, nodes: Sequence[Node], emitted: int) -> tuple[int, float]:
+    def book(self, nodes: Sequence[Node], emitted: int) -> Meter:
         """Enter the charges of the nodes of a round that a policy decided, of ``emitted`` tokens.
 
-        Return the rows that were measured and what they add up to.
+        Return what was measured of them.
         """
+        measured = Meter()
         if not nodes:
-            return 0, 0.0
+            return measured
         self.followed.observe(nodes)
         self.followed.advance([0] * emitted)
-        if self.meter is None:
-            return 0, 0.0
-        rows, spent = self.meter.sums()
-        self.meter.add(nodes)
-        after = self.meter.sums()  # rows of a step are not kept
-        return after[0] - rows, after[1] - spent
+        if self.meter is not None:
+            measured.add(nodes)
+            self.meter.take(measured)  # rows of a step are not kept
+        return measured
 
     def step(self, drafted: int, accepted: int) -> None:
         """Count a step: a round, or a token without a draft, which an account is credited with."""
@@ -98,6 +98,7 @@ class Request:
             "num_draft_tokens": self.drafted,
             "num_accepted_tokens": self.accepted,
             "emitted_kl": spent,
+            **dict(zip(DIRECTIONS, self.meter.directions.tolist(), strict=True)),
         }
 
 

@@ -39,6 +39,11 @@ WORDS = {
     "measured_rows": "Verified rows that the meter measured",
     "emitted_divergence_nats": "Divergence of the emitted law from the target, summed over rows",
 }
+# sums that may fall, of the laws of all verified rows (cactus_theory.emitted.directions)
+SIGNED = {
+    "emitted_surprise_nats": "Nats by which emitted tokens are less likely than the target's own",
+    "emitted_agreement": "By how many tokens more a target that is asked again would say the same",
+}
 PER_POSITION = {
     "drafted_tokens_per_pos": "Drafted tokens that the policy judged, by position in the draft",
     "accepted_tokens_per_pos": "Drafted tokens that were accepted, by position in the draft",
@@ -104,17 +109,17 @@ class Tally:
         tokens["emitted_tokens"] += 1
         tokens["undrafted_tokens"] += 1
 
-    def take(self, admitted: Policy, rows: int, spent: float) -> None:
-        """Enter rows that a request's own meter has measured."""
-        meter = self.counts[admitted.spec].meter
-        meter.rows, meter.total = meter.rows + rows, meter.total + spent
+    def take(self, admitted: Policy, measured: Meter) -> None:
+        """Enter rows of a request that were measured."""
+        self.counts[admitted.spec].meter.take(measured)
 
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
         counts = self.counts[label]
         rows, nats = counts.meter.sums()
         read = {"measured_rows": rows, "emitted_divergence_nats": nats * self.settings.meter}
-        return {**counts.tokens, **read}
+        signed = zip(SIGNED, counts.meter.directions[1:] * self.settings.meter, strict=True)
+        return {**counts.tokens, **read, **{name: float(value) for name, value in signed}}
 
     def line(self) -> str:
         """Return one line of totals for the log."""
@@ -162,6 +167,8 @@ class Reporter:
             for every, labels in of_each
             for name, words in every.items()
         }
+        self.gauges = {name: client.Gauge(f"cactus:{name}", words, own, multiprocess_mode="livesum")
+                       for name, words in SIGNED.items()}  # fmt: skip
         words = "Divergence of the emitted law from the target over one answer"
         self.answers = client.Histogram(
             "cactus:answer_divergence_nats", words, own, buckets=BUCKETS
@@ -187,7 +194,10 @@ class Reporter:
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
             for name, value in totals.items():
-                self._raise(name, value, policy=label)
+                if name in SIGNED:
+                    self.gauges[name].labels(**self.labels, policy=label).set(value)
+                else:
+                    self._raise(name, value, policy=label)
             for position, both in enumerate(counts.positions if read else ()):
                 for name, value in zip(PER_POSITION, both, strict=True):
                     self._raise(name, value, policy=label, position=str(position))

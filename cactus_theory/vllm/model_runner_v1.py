@@ -191,7 +191,7 @@ class Hook:
                 emitted = int(verdict.num_accepted[place]) + 1
                 # the engine draws what follows a whole draft
                 nodes = verdict.nodes(place)[: min(emitted, batch.draft.lengths[place])]
-                self.tally.take(requests[row].policy, *requests[row].book(nodes, emitted))
+                self.tally.take(requests[row].policy, requests[row].book(nodes, emitted))
         return output, verdict
 
     def _draft_rows(

@@ -110,7 +110,8 @@ class Metric:
         def add(more):
             child.value, child.count = child.value + more, child.count + 1
 
-        child.inc = child.observe = child.set = add
+        child.inc = child.observe = add
+        child.set = lambda value: setattr(child, "value", value)
         return child
 
 

@@ -18,7 +18,8 @@ from tests.vllm.flat import (
 )
 
 VERIFY = {"chain": (CHAIN, ct.verify_chain), "block": (BLOCK, ct.verify_block)}
-RULES = ("speculative", "band:price=1", "cactus:delta=0.5", "mixture:alpha=0.5")
+RULES = ("speculative", "band:price=1", "cactus:delta=0.5", "mixture:alpha=0.5",
+         "band:price=1,tilt=0.3", "speculative:tilt=0.4")  # fmt: skip
 COUNTS = ([3, 3, 3], [2, 0, 3, 1], [0, 0, 2, 2], [1], [4, 0, 4, 0])
 SEEDS = amount(6, 30)
 

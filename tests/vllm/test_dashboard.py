@@ -69,6 +69,8 @@ def test_every_panel_asks_for_what_is_shown(shown):
     assert left_out == {
         "cactus:undrafted_tokens_total", "cactus:answer_divergence_nats_sum",
         "cactus:answer_divergence_nats_count",
+        "cactus:emitted_surprise_nats",
+        "cactus:emitted_agreement",
     }  # fmt: skip
 
 
