@@ -31,6 +31,8 @@ VARIANTS = (
     "speculative:tilt=0.25",
     "speculative:tilt=-0.5",
     "band:price=0.8,tilt=0.3",
+    "band:price=0.8,tilt=0.3,head=0.4",
+    "band:price=1,tilt=0.3,hold=0",
     "lenience:lenience=0.5,tilt=0.2",
     "relaxed:k=3,delta=0.2,recover=accepted",
     "typical:recover=target",

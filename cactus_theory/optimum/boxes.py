@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from cactus_theory.base.roots import rising_root
+from cactus_theory.base.tolerances import MOST
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
 # boxes of a row for compiled loops: the least q of the head, ids that do not fall, and their C
 FREE = 0.0, np.empty(0, np.int64), np.empty(0)
+
+# relative width at which an edge is found
+SETTLED = 1e-13
 
 
 @dataclass(frozen=True)
@@ -85,3 +90,28 @@ def cut_to_boxes(
     if floor is not None:
         cut = torch.maximum(cut, floor * q)
     return cut, ((p - ratio * cut).sum(-1) + alive - 1) / alive
+
+
+def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Rows:
+    """Return clip(clip(p, a q^θ, a e^step q^θ), cq, Cq) of sum 1, with q^θ = ``about``.
+
+    These are the best rows at a price of 1/``step`` tokens a nat under a tilt, whose boxes are the
+    target's (THEORY.md, Theorem 28). Rows are float64 (R, V) that sum to 1, p over P. Where the
+    boxes cross q^θ no edge lies on a side of 1, so that a is looked for everywhere.
+    """
+    floor, ceiling = boxes.of_rows(q)
+    least = torch.zeros_like(q) if floor is None else floor * q
+    most = torch.ones_like(q) if ceiling is None else torch.where(q > 0, ceiling * q, 0.0)
+    wider = math.exp(min(step, math.log(MOST)))
+
+    def row_at(edge: float, row: int) -> Any:
+        lower = edge * about[row]
+        upper = torch.where(about[row] > 0, (lower * wider).clamp(max=1.0), 0.0)
+        return torch.clamp(torch.clamp(p[row], lower, upper), least[row], most[row])
+
+    out = torch.empty_like(q)
+    for row in range(len(q)):
+        excess = lambda edge, row=row: float(row_at(edge, row).sum()) - 1  # noqa: E731
+        edge = rising_root(excess, 1 / MOST, MOST, 1.0, SETTLED, 1.0)
+        out[row] = row_at(edge, row)
+    return out

@@ -90,7 +90,7 @@ class Policy(ABC):
     # a bound on h_n/q_n of all tokens of all rows
     highest: float = math.inf
     # whether h is between q and p, so that (P h − p)₊ ≤ (P q − p)₊
-    between: ClassVar[bool] = False
+    between: bool = False
     # the best law of blocks of deterministic drafts, if h is that law
     look_ahead: LookAhead | None = None
 

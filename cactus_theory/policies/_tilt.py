@@ -25,6 +25,8 @@ from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._policy import Policy, Rows
 
 Tilt = Annotated[float, partial(check.number, low=-1, high=1e6, open_low=True)]
+# claims that a tilt leaves
+KEPT = "direction", "continuous", "support", "floored", "held"
 # methods whose first argument is a whole row of the target
 ABOUT_ROWS = ("acceptance", "residual", "target", "emitted")
 
@@ -39,13 +41,13 @@ def colder(q: Rows, tilt: float) -> Rows:
 
 
 def tilt_of(policy: Policy) -> float:
-    """Return θ of a policy, 0 of one without the knob."""
-    return policy.tilt if isinstance(policy, Tilted) else 0.0
+    """Return θ of the rows that a policy is to be asked about, 0 of one without the knob."""
+    return policy.tilt_of_rows if isinstance(policy, Tilted) else 0.0
 
 
 def untilted(policy: Policy) -> Policy:
     """Return a policy without its tilt."""
-    return policy.about if isinstance(policy, Tilted) else policy
+    return policy.about if isinstance(policy, Tilted) and policy.tilt_of_rows else policy
 
 
 def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
@@ -77,6 +79,11 @@ class Tilted(Policy):
         if isinstance(declares := vars(cls).get("declares"), property):
             cls.declares = property(_without_budget(declares))  # type: ignore[assignment]
 
+    @property
+    def tilt_of_rows(self) -> float:
+        """Return the tilt, 0 where the policy reads the target's rows themselves."""
+        return self.tilt
+
     @cached_property
     def about(self) -> Policy:
         """Return the policy without its tilt."""
@@ -88,14 +95,18 @@ class Tilted(Policy):
         return bool(self.tilt) or type(self).undrafted is not Tilted.undrafted
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return q^θ."""
+        """Return q^θ, within the policy's boxes."""
+        return self.tilted(q) if self.tilt else q
+
+    def tilted(self, q: Rows) -> Rows:
+        """Return the row that is best where nothing was drafted."""
         return colder(q, self.tilt)
 
 
 def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def asked(self: Tilted, q: Rows, *rest: Any, **named: Any) -> Any:
-        if not self.tilt:
+        if not self.tilt_of_rows:
             return method(self, q, *rest, **named)
         q = q if method.__name__ == "target" else q.double()
         return getattr(self.about, method.__name__)(colder(q, self.tilt), *rest, **named)
@@ -111,7 +122,8 @@ def _without_budget(declares: property) -> Callable[[Tilted], Declaration]:
         claims = declares.fget(self)  # type: ignore[misc]
         if not self.tilt:
             return claims
-        return Declaration(claims.direction, continuous=claims.continuous, support=claims.support)
+        kept = {name: getattr(claims, name) for name in KEPT}
+        return Declaration(**kept)
 
     claimed.__doc__ = declares.__doc__
     return claimed

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import normalised
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.optimum.batch_edges import chosen_knob
-from cactus_theory.optimum.boxes import Boxes
+from cactus_theory.optimum.boxes import Boxes, boxed_about
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import FixedTarget
@@ -21,7 +22,7 @@ from cactus_theory.policies._decisions import Budget, Declaration, PathState
 from cactus_theory.policies._knobs import DivergenceSpec, NotNegative, Share
 from cactus_theory.policies._policy import TIE, Entries, Rows
 from cactus_theory.policies._registry import register
-from cactus_theory.policies._tilt import Tilted
+from cactus_theory.policies._tilt import Tilted, colder
 
 # the word for the ids that end a text
 EOS = "eos"
@@ -53,7 +54,8 @@ class Band(Tilted, FixedTarget):
     Tokens of ``floor`` are never less likely than under the target, those of ``hold`` exactly as
     likely, at every prefix: token ids, as ``2+151645`` (Theorem 25). ``eos`` stands for the ids
     that end a text, for whoever knows them (:meth:`at_ends`). Held ends of text keep the chance of
-    ending. All are boxes c q ≤ h ≤ C q of the row (:mod:`cactus_theory.optimum.boxes`).
+    ending. All are boxes c q ≤ h ≤ C q of the row (:mod:`cactus_theory.optimum.boxes`), of the
+    target's own also with a ``tilt``; such rows are solved one by one, and look not ahead.
     """
 
     delta: NotNegative | None = None
@@ -63,8 +65,6 @@ class Band(Tilted, FixedTarget):
     head: Share = 0.0
     floor: str = ""
     hold: str = ""
-
-    between = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +95,16 @@ class Band(Tilted, FixedTarget):
         """Return whether h/q of single tokens is bounded."""
         return bool(self.head or self.floor or self.hold)
 
+    @property
+    def tilt_of_rows(self) -> float:
+        """Return the tilt, 0 with boxes, which are those of the target's rows."""
+        return 0.0 if self.boxed else self.tilt
+
+    @property
+    def between(self) -> bool:  # type: ignore[override]
+        """Return whether h is between q and p."""
+        return not (self.tilt and self.boxed)
+
     @cached_property
     def bands(self) -> Bands:
         """Return the bands of rows."""
@@ -108,6 +118,8 @@ class Band(Tilted, FixedTarget):
     @property
     def highest(self) -> float:  # type: ignore[override]
         """Return a bound on h/q; of the band of p/P, on that over P."""
+        if not self.between:
+            return math.inf
         if self.bands.priced is not None:
             return self.bands.priced.high
         return 1.0 if self.price == math.inf else math.inf
@@ -115,7 +127,7 @@ class Band(Tilted, FixedTarget):
     @cached_property
     def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
         """Return the best law of blocks of deterministic drafts, at a price of KL."""
-        if self.price is None or not self.of_path or self.divergence != "kl":
+        if self.price is None or not self.of_path or self.divergence != "kl" or not self.between:
             return None
         return LookAhead(self.price, self.boxes)
 
@@ -124,6 +136,8 @@ class Band(Tilted, FixedTarget):
 
         On a path P h_n ≥ p_n from P q_n ≥ p_n on; rows by themselves are raised to p_n at most.
         """
+        if not self.between:
+            return super().bounds(q_n, p_n)
         ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
         raised = ratio * most if most < math.inf else torch.where(ratio > 0, most, 0.0)
         if self.of_path:
@@ -133,6 +147,8 @@ class Band(Tilted, FixedTarget):
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
         """Return the row's band, of p/P at a price and else of p, where it is solved by itself."""
+        if not self.between:
+            return None
         row = self.bands.row(q, p, alive if self.of_path else 1.0)
         if row is not None and not self.of_path:
             row.factor = alive
@@ -143,11 +159,27 @@ class Band(Tilted, FixedTarget):
 
         Drafted tokens are raised to h_n where the path has ``raised``.
         """
+        if not self.between:
+            own = p if path is None or not self.of_path else p / path.alive[..., None]
+            return self._boxed_about(q, own)
         if path is None or not self.of_path:
             return self.bands.laws(q, p)
         if path.raised is not None and self.look_ahead is not None:
             return self.look_ahead.law(q, p, path.raised)
         return self.bands.laws(q, p, path.alive)
+
+    def tilted(self, q: Rows) -> Rows:
+        """Return q^θ, within the boxes."""
+        return super().tilted(q) if self.between else self._boxed_about(q, torch.zeros_like(q))
+
+    def _boxed_about(self, q: Rows, p: Rows) -> Rows:
+        """Return the rows with a tilt and boxes; of p = 0 those of undrafted tokens."""
+        own, drafted = (rows.detach().reshape(-1, rows.shape[-1]).double() for rows in (q, p))
+        own, price = normalised(own), self.price
+        assert price is not None  # the only knob that goes with a tilt
+        step = 0.0 if price == math.inf else math.inf if price == 0 else 1 / price
+        h = boxed_about(colder(own, self.tilt), own, drafted, self.boxes, step)
+        return h.div_(h.sum(-1, keepdim=True)).reshape(q.shape)
 
     @property
     def knob(self) -> str:  # type: ignore[override]

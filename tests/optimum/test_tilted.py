@@ -161,3 +161,31 @@ def test_bad_requests_are_named(changed, said: str) -> None:
     rows = np.array([0.4, 0.3, 0.3]), np.array([0.3, 0.3, 0.4])
     with pytest.raises(ValueError, match=said):
         ct.tilted_acceptance(*rows, given.pop("worth"), **given)
+
+
+@pytest.mark.parametrize("boxes", ["head=0.3", "floor=1+2", "hold=0+3", "head=0.5,hold=1"])
+def test_boxes_are_those_of_the_target_and_the_row_is_the_program_s(boxes: str) -> None:
+    for seed in range(amount(6, 30)):
+        q, p, _ = case(2 * seed, (4, 9, 40)[seed % 3], "log")
+        tilt, price = (0.1, 0.6, -0.3)[seed % 3], (0.5, 1.0, 3.0)[seed // 3 % 3]
+        rule = ct.policy(f"band:price={price},tilt={tilt},{boxes}")
+        h, logs = ct.emitted_law(rule, q, p), np.log(q)
+        own = rule.boxes
+        off = [i for i in range(len(q)) if own.head and q[i] < own.head * q.max()]
+        program = Design(q, p).budget("kl", float(h @ np.log(h / q)))
+        least = {"at_least": float(h @ logs)} if tilt > 0 else {"at_most": float(h @ logs)}
+        program = program.expect(logs, **least)
+        if fixed := [*{*off, *own.held}]:
+            program = program.protect(fixed)
+        program = program.floor({i: float(q[i]) for i in own.ids})
+        due, accepted = program.solve(), float(np.minimum(p, h).sum())
+        assert accepted == pytest.approx(due.acceptance, abs=VALUE)
+        assert np.allclose(h[list(own.held)], q[list(own.held)], rtol=0, atol=ROUNDING)
+        assert (h[list(own.ids)] >= q[list(own.ids)] - ROUNDING).all()
+        assert (h[off] <= q[off] + ROUNDING).all()
+
+
+def test_an_undrafted_row_keeps_its_boxes() -> None:
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    free = ct.policy("band:price=1,tilt=1,hold=0").undrafted(q)
+    assert free.tolist() == pytest.approx([0.5, 9 / 26, 4 / 26], abs=ROUNDING)
