@@ -96,7 +96,7 @@ def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Row
     """Return clip(clip(p, a q^θ, a e^step q^θ), cq, Cq) of sum 1, with q^θ = ``about``.
 
     These are the best rows at a price of 1/``step`` tokens a nat under a tilt, whose boxes are the
-    target's (THEORY.md, Theorem 28). Rows are float64 (R, V) that sum to 1, p over P. Where the
+    target's (THEORY.md, Theorem 29). Rows are float64 (R, V) that sum to 1, p over P. Where the
     boxes cross q^θ no edge lies on a side of 1, so that a is looked for everywhere.
     """
     floor, ceiling = boxes.of_rows(q)

@@ -39,7 +39,7 @@ class LookAhead:
         z = e^{1/ν} after the last token, and before a token it is e^{1/ν} ((m − q_n + q_n z)/m)^m.
         Where n may not rise, held or off the head, h_n = q_n and before it z is e^{1/ν} z^{q_n}.
         Entries beyond ``counts`` are not read. Of a tilted target each row, that of the bonus
-        token, too, is worth ``worth`` more, ln Σ q e^{θ r̃} (Theorem 28), and z that often e.
+        token, too, is worth ``worth`` more, ln Σ q e^{θ r̃} (Theorem 29), and z that often e.
         """
         # a row may round to an ulp above 1; entries below 0 are refused
         q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
