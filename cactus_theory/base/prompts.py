@@ -38,8 +38,8 @@ class Prompt:
         return self.text if self.messages is None else json.dumps(self.messages)
 
 
-def prompts_of(path: str | Path) -> list[Prompt]:
-    """Return the prompts of a file, one a line.
+def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
+    """Return the prompts of a file that ``flag`` names, one a line.
 
     A file whose first line begins with ``{`` holds JSON objects, each with one of KEYS: a text
     under ``prompt``, ``question`` or ``text``; texts of a user under ``turns``, of which the first
@@ -53,12 +53,12 @@ def prompts_of(path: str | Path) -> list[Prompt]:
     try:
         lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except OSError as error:
-        raise OSError(f"--prompts: must be a readable file; {error}") from None
+        raise OSError(f"{flag}: must be a readable file; {error}") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"--prompts: must be UTF-8 text; got {path.name}, {error}") from None
-    written = [(f"--prompts: line {number} of {path.name}", line.removesuffix("\r"))
+        raise ValueError(f"{flag}: must be UTF-8 text; got {path.name}, {error}") from None
+    written = [(f"{flag}: line {number} of {path.name}", line.removesuffix("\r"))
                for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
-    _must("hold at least one line", "--prompts:", written, path.name)
+    _must("hold at least one line", f"{flag}:", written, path.name)
     place, first = written[0]
     if first.lstrip().startswith("{"):
         return [_prompt(place, line) for place, line in written]

@@ -1,0 +1,258 @@
+"""What every rule does along answers that people wrote, exact in its laws. Resumes.
+
+At each token of an answer stand the target's row q and the draft's row p for the first drafted
+token there, both after the prompt and the answer's tokens so far, at temperature 1. Nothing is
+sampled: errors are the jackknife's over answers, and differences to lossless sampling are paired.
+``acceptance`` and ``gain`` are over the places with a draft; the others are over all tokens, and
+where nothing is drafted a policy emits its undrafted row. ``reference_change`` is h(x) − q(x) of
+the answer's token x; ``quadratic_change`` and ``log_change`` are the differences of the proper
+scores 2 h(x) − Σ h² and ln h(x) to the target's; ``chance`` is the product of h(x) over an answer.
+
+A file has JSON lines: a prompt, as everywhere, with the answer's text under ``answer`` (or
+``canonical_solution``) and, if it is there, the text of ``beginning`` before the answer.
+"""
+
+import argparse
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cactus_theory.base.chunks import in_parts
+from cactus_theory.base.copies import called, lawful
+from cactus_theory.base.prompts import Prompt, is_utf8, prompts_of
+from cactus_theory.base.specs import label
+from cactus_theory.base.terminal import Progress
+from cactus_theory.commands import models
+from cactus_theory.commands.flags import add_chat, add_policy, rendered_ids, rendering
+from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding._text import Texts, fitted
+from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.drafters._base import DraftContext
+from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter
+from cactus_theory.decoding.drafters.ngram import NGram
+from cactus_theory.decoding.models import CachedModel, longest_text, text_config
+from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.policies import FixedTarget, Policy, read_policy
+from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies._tilt import colder, tilt_of, untilted
+from cactus_theory.traces.estimate import ratio_of_sums, valued
+
+from .common.inputs import PAIR, ROOT, at_least, digest, settings_of
+from .common.journal import Journal
+from .common.results import columns, publish
+
+# keys of an answer's text; a line has one of them
+ANSWERS = ("answer", "canonical_solution")
+RULES = ROOT / "simulations" / "rules.py"
+FACTS = ROOT / "simulations" / "data" / "facts.jsonl"
+LOSSLESS = "speculative"
+PRICES = "0.6 0.75 0.9 1.05 1.25 1.5 2 3"
+# policy, its knob and the values of this
+SWEPT = (
+    ("band:price={}", PRICES),
+    *((f"band:price={{}},tilt={tilt}", PRICES) for tilt in (0.02, 0.04, 0.06, 0.08, 0.12)),
+    ("band:price={},head=0.2", "0.5 1 2"),
+    ("lenience:lenience={}", "0.4 0.5 0.6 0.7 0.8"),
+    ("lenience:lenience={},tilt=0.04", "0.4 0.5 0.6"),
+    ("cactus:delta={}", "0.0001 0.001 0.01 0.05"),
+    ("typical:epsilon={},recover=target", "0.3 0.09 0.03"),
+    ("typical:epsilon={}", "0.09"),
+    ("mixture:alpha={}", "0.05 0.1 0.2"),
+    (f"{RULES}:cascade_token_3:alpha={{}}", "0.5 0.8 0.95"),
+    ("relaxed:delta={}", "0.2 0.6"),
+    ("relaxed:delta={},recover=argmax", "0.1 0.4"),
+    ("speculative:tilt={}", "0.02 0.04 0.08 0.15"),
+)
+POLICIES = [policy.format(value) for policy, values in SWEPT for value in values.split()]
+# sums over an answer's tokens, by policy; of the last two over the answers
+COLUMNS = ("acceptance", "gain", "nats", "surprise", "agreement", "entropy", "reference_change",
+           "quadratic_change", "log_change", "chance", "chance_change")  # fmt: skip
+OVER = {"drafted": COLUMNS[:2], "tokens": COLUMNS[2:-2], "answers": COLUMNS[-2:]}
+Rows = Float[Tensor, "tokens vocab"]
+# in the place of 0 under a logarithm whose factor is 0
+TINY = torch.finfo(torch.float64).tiny
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    models.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
+    add("--answers", type=Path, nargs="+", default=[FACTS], metavar="FILE",
+        help="JSON lines of a prompt and its answer")  # fmt: skip
+    add_chat(parser)
+    add("--num-answers", type=int, default=100, metavar="N", help="of each file, its first ones")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer, its first ones")
+    add_policy(parser, "instead of the swept ones", default=POLICIES)
+    add("--out", type=Path, default=Path("build/references"), metavar="DIR")
+    parser.set_defaults(seed=None, eos_token_ids=None, no_start=False, threads=1)
+
+
+def run(args: argparse.Namespace) -> int:
+    at_least(args, num_answers=2, max_new_tokens=1)
+    policies = {spec: read_policy(spec) for spec in dict.fromkeys([LOSSLESS, *args.policy])}
+    files = [prompts_of(path, "--answers")[: args.num_answers] for path in args.answers]
+    prompts = sum(files, [])
+    texts = [_texts(prompt) for prompt in prompts]
+    rendering(args).check(prompts)
+    if str(args.draft) == "none":
+        raise ValueError("--draft: must be a draft, whose tokens are accepted; got none")
+    pair = models.loaded(args)
+    ids = rendered_ids(args, pair.tokenizer, prompts)
+    read = [_read(pair, args.max_new_tokens, *each)
+            for each in zip(prompts, ids, texts, strict=True)]  # fmt: skip
+    args.out.mkdir(parents=True, exist_ok=True)
+    asked = {"answers": digest(repr(texts).encode()), "policies": list(policies)}
+    settings = settings_of(args, prompts, "num_answers", methods=args.policy, **asked)
+    results, progress = list[Any](), Progress("answers", len(read))
+    with Journal(args.out / "journal.jsonl", settings) as journal:
+        for number, (*text, _) in enumerate(read, 1):
+            if str(number) not in journal.results:
+                journal.add(str(number), _summed(*rows_along(pair, *text), text[1], policies))
+            results.append(journal.results[str(number)])
+            progress.advance()
+    rows, left = list[Any](), iter(results)
+    for path, own in zip(args.answers, files, strict=True):
+        of_file = [next(left) for _ in own]
+        rows += [_row(path.name, policy, of_file, at) for at, policy in enumerate(policies)]
+    cut = f"{sum(cut for *_, cut in read)} of {len(read)} answers are longer than read"
+    publish(args, rows, args.out / "references.csv", dtype=pair.dtype, cut=cut)
+    shown = ("file", "policy", "gain", "nats", "reference_change", "agreement", "chance_change")
+    print(columns(rows, {name: name.replace("_", " ") for name in shown}, cut))
+    return 0
+
+
+def _texts(prompt: Prompt) -> tuple[str, str]:
+    """Return the beginning and the answer of a line; ValueError by its place without one."""
+    found = [prompt.columns[name] for name in ANSWERS if name in prompt.columns]
+    values: Any = prompt.columns.get("beginning", ""), *found
+    if len(found) == 1 and found[0] and all(isinstance(v, str) and is_utf8(v) for v in values):
+        return values
+    rule = f"must hold a text under one of {', '.join(ANSWERS)}, and under 'beginning', if any"
+    raise ValueError(f"{prompt.place} {rule}; got {values[::-1]!r:.80}")
+
+
+def _read(
+    pair: Any, most: int, prompt: Prompt, before: list[int], texts: tuple[str, str]
+) -> tuple[list[int], list[int], bool]:
+    """Return the ids before an answer, its own that are read, and whether it has more.
+
+    They are cut to ``most`` and to what both models have positions for; ValueError for no position.
+    """
+    begun, ids = (pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
+    before, own = before + begun, [model for model in (pair.target, pair.draft) if _runs(model)]
+    room = min(filter(None, map(longest_text, own)), default=math.inf) - len(before)
+    if room < 1:
+        rule = "must leave the models a position for the answer"
+        raise ValueError(f"{prompt.place} {rule}; got {len(before)} tokens before it")
+    return before, ids[: int(min(most, room))], len(ids) > min(most, room)
+
+
+def _runs(draft: Any) -> bool:
+    return hasattr(draft, "config")
+
+
+@torch.inference_mode()
+def rows_along(
+    pair: Any, before: Sequence[int], ids: Sequence[int]
+) -> tuple[Rows, Rows, Bool[Tensor, "tokens"]]:
+    """Return the target's rows at every token, the draft's where there is one, and where that is.
+
+    Rows are float64. Models read the whole text in one pass, in which a head gets the target's
+    states; an n-gram looks up what it would at each token.
+    """
+    start, read = len(before), len(before) + len(ids) - 1
+    drafter: Any = as_drafter(pair.draft)
+    texts = Texts([[*before, *ids]], 1, frozenset(), pair.target.device)
+    target = CachedModel(pair.target, read, reads=drafter.reads(pair.target))
+    fed = texts.take([0], [read])
+    q = target.feed(fed, [read], [len(ids)])[0].double().softmax(-1)
+    places = torch.arange(start, read + 1, device=q.device)
+    setting = DraftContext(pair.target, texts, Warp(1.0), Stopwatch(), 1, features=target)
+    if isinstance(drafter, NGram):
+        drafting: Any = drafter.begin(setting)
+        seen, found = texts.rows[0].ids, list[int]()
+        del seen[start:]
+        for token in ids:
+            found += drafting.look_up(0, 1) or [-1]
+            seen.append(token)
+        tokens = torch.tensor(found, device=q.device)
+        return q, one_hot(tokens[tokens >= 0], q), tokens >= 0
+    if isinstance(drafter, Eagle3Drafter):
+        drafting = drafter.begin(setting)
+        drafted = places >= 2  # the first token has no states before it
+        states = drafting.run(*drafting.fresh([1]))[:, places[drafted] - 2]
+        logits = drafting.logits(states)
+    else:
+        model, drafted = drafter.model if _runs(pair.draft) else drafter.of(pair.target), places > 0
+        known = fed.clamp(max=text_config(model).vocab_size - 1)
+        logits = CachedModel(model, read, drafts=True).feed(known, [read], [len(ids)])
+    return q, fitted(logits, q.shape[-1])[0].double().softmax(-1), drafted
+
+
+def _summed(
+    q: Rows, p: Rows, drafted: Tensor, ids: Sequence[int], policies: Mapping[str, Policy]
+) -> dict[str, Any]:
+    """Return an answer's sums by policy, and how many of its tokens there are and had a draft."""
+    sums, tokens = np.zeros((len(policies), len(COLUMNS))), torch.tensor(ids, device=q.device)
+    for some in (drafted, ~drafted):
+        own, drafts = q[some], p if some is drafted else q[some]
+        for at, (q_rows, p_rows) in in_parts(own, drafts) if len(own) else ():
+            seen = p_rows if some is drafted else None
+            sums += _measured(q_rows, seen, tokens[some][at], policies.values())
+    sums[:, -2] = np.exp(sums[:, -2])
+    sums[:, -1] = sums[:, -2] - math.exp(sums[0, -1])
+    return {"tokens": len(ids), "drafted": int(drafted.sum()), "sums": sums.tolist()}
+
+
+def _measured(q: Rows, p: Rows | None, ids: Tensor, policies: Iterable[Policy]) -> Any:
+    """Return the sums (policies, COLUMNS) over rows: of ln h(x) and ln q(x) for the chances."""
+    zero, q_x = q == 0, q.gather(1, ids[:, None])[:, 0]
+    logs, lawless = torch.where(zero, 0.0, q.log()), bool(zero.any())
+    entropy, squares = -(q * logs).sum(-1), (q * q).sum(-1)
+    lossless = torch.zeros_like(q_x) if p is None else torch.minimum(q, p).sum(-1)
+    tilted, found = dict[float, Tensor](), []
+    for policy in policies:
+        if (tilt := tilt_of(policy)) not in tilted:
+            tilted[tilt] = colder(q, tilt)
+        h, accepted = _law(policy, q, p, tilted[tilt])
+        h_x, moved = h.gather(1, ids[:, None])[:, 0], h - q
+        own = -(h * h.clamp(min=TINY).log()).sum(-1)
+        surprise = -(moved * logs).sum(-1)
+        if lawless:
+            surprise = torch.where((h * zero).sum(-1) > 0, torch.inf, surprise)
+        nats = (surprise + entropy - own).clamp(min=0.0)
+        cells = accepted, accepted - lossless, nats, surprise, (moved * q).sum(-1), own, h_x - q_x
+        quadratic = 2 * (h_x - q_x) - (h * h).sum(-1) + squares
+        cells += quadratic, h_x.log() - q_x.log(), h_x.log(), q_x.log()
+        found.append([float(cell.sum()) for cell in cells])
+    return np.array(found)
+
+
+def _law(policy: Policy, q: Rows, p: Rows | None, tilted: Rows) -> tuple[Rows, Tensor]:
+    """Return a policy's emitted law and its acceptance; ``tilted`` are the rows it tilts q to."""
+    if p is None:
+        own = tilted if tilt_of(policy) else policy.undrafted(q)
+        return own, torch.zeros_like(own[:, 0])
+    about = untilted(policy)
+    law = lawful(called(policy), about.emitted(tilted, p))
+    if isinstance(about, FixedTarget):
+        return law, torch.minimum(law, p).sum(-1)
+    return law, (p * about.acceptance_row(tilted, p)).sum(-1)
+
+
+def _row(name: str, policy: str, results: Sequence[Any], number: int) -> dict[str, Any]:
+    """Return the row of policy ``number``, by the jackknife over a file's answers."""
+    counts = {key: np.array([float(own[key]) for own in results]) for key in ("tokens", "drafted")}
+    row: dict[str, Any] = {"file": name, "policy": ":".join(filter(None, label(policy)))}
+    row |= {"answers": len(results)} | {key: int(own.sum()) for key, own in counts.items()}
+    sums = zip(COLUMNS, np.array([own["sums"][number] for own in results]).T, strict=True)
+    counts["answers"] = np.ones(len(results))
+    below = {column: counts[key] for key, columns in OVER.items() for column in columns}
+    for column, above in sums:
+        row |= valued(column, ratio_of_sums(above, below[column], name))
+    return row
