@@ -1,4 +1,4 @@
-"""What every rule does along answers that people wrote, exact in its laws. Resumes.
+"""Every rule along answers that people wrote, exact in its laws. Resumes.
 
 At each token of an answer stand the target's row q and the draft's row p for the first drafted
 token there, both after the prompt and the answer's tokens so far, at temperature 1. Nothing is
@@ -52,11 +52,16 @@ ANSWERS = ("answer", "canonical_solution")
 RULES = ROOT / "simulations" / "rules.py"
 FACTS = ROOT / "simulations" / "data" / "facts.jsonl"
 LOSSLESS = "speculative"
-PRICES = "0.6 0.75 0.9 1.05 1.25 1.5 2 3"
+PRICES = "0.6 0.75 0.9 1.2 1.6 2.4"
+# prices that spend about the nats of lenience, and values between
+MORE = "0.6 0.72 0.74 0.9 0.93 1.16 1.2 1.27 1.6 1.66 1.75 2.4 2.6"
 # policy, its knob and the values of this
 SWEPT = (
     ("band:price={}", PRICES),
-    *((f"band:price={{}},tilt={tilt}", PRICES) for tilt in (0.02, 0.04, 0.06, 0.08, 0.12)),
+    ("band:price={},tilt=0.03", MORE),
+    ("band:price={},tilt=0.045", MORE),
+    ("band:price={},tilt=0.08", "0.6 0.74 0.77 0.93 0.97 1.2 1.25 1.6 2.4"),
+    ("band:price={},tilt=0.12", PRICES),
     ("band:price={},head=0.2", "0.5 1 2"),
     ("lenience:lenience={}", "0.4 0.5 0.6 0.7 0.8"),
     ("lenience:lenience={},tilt=0.04", "0.4 0.5 0.6"),
@@ -117,11 +122,10 @@ def run(args: argparse.Namespace) -> int:
             progress.advance()
     rows, left = list[Any](), iter(results)
     for path, own in zip(args.answers, files, strict=True):
-        of_file = [next(left) for _ in own]
-        rows += [_row(path.name, policy, of_file, at) for at, policy in enumerate(policies)]
+        rows += _rows(path.name, list(policies), [next(left) for _ in own])
     cut = f"{sum(cut for *_, cut in read)} of {len(read)} answers are longer than read"
     publish(args, rows, args.out / "references.csv", dtype=pair.dtype, cut=cut)
-    shown = ("file", "policy", "gain", "nats", "reference_change", "agreement", "chance_change")
+    shown = ("file", "policy", "gain", "nats", "reference_change", "chance_change", "better")
     print(columns(rows, {name: name.replace("_", " ") for name in shown}, cut))
     return 0
 
@@ -245,14 +249,31 @@ def _law(policy: Policy, q: Rows, p: Rows | None, tilted: Rows) -> tuple[Rows, T
     return law, (p * about.acceptance_row(tilted, p)).sum(-1)
 
 
-def _row(name: str, policy: str, results: Sequence[Any], number: int) -> dict[str, Any]:
-    """Return the row of policy ``number``, by the jackknife over a file's answers."""
+def _rows(name: str, policies: Sequence[str], results: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return a file's rows, by the jackknife over its answers.
+
+    ``better`` is the policy of most acceptance among those that have more, spend no more nats and
+    take no more from the chance of the answer's token; ``better_gain`` how much more.
+    """
+    sums = np.array([own["sums"] for own in results])
     counts = {key: np.array([float(own[key]) for own in results]) for key in ("tokens", "drafted")}
-    row: dict[str, Any] = {"file": name, "policy": ":".join(filter(None, label(policy)))}
-    row |= {"answers": len(results)} | {key: int(own.sum()) for key, own in counts.items()}
-    sums = zip(COLUMNS, np.array([own["sums"][number] for own in results]).T, strict=True)
+    about = {"answers": len(results)} | {key: int(own.sum()) for key, own in counts.items()}
     counts["answers"] = np.ones(len(results))
     below = {column: counts[key] for key, columns in OVER.items() for column in columns}
-    for column, above in sums:
-        row |= valued(column, ratio_of_sums(above, below[column], name))
-    return row
+    every = [{column: ratio_of_sums(above, below[column], name)
+              for column, above in zip(COLUMNS, own, strict=True)}
+             for own in sums.transpose(1, 2, 0)]  # fmt: skip
+    shown, rows = [":".join(filter(None, label(policy))) for policy in policies], []
+    for policy, own in zip(shown, every, strict=True):
+        row: dict[str, Any] = {"file": name, "policy": policy} | about
+        for column, value in own.items():
+            row |= valued(column, value)
+        gain, nats, reference = (own[key].value for key in ("gain", "nats", "reference_change"))
+        others = [(other["gain"].value, at) for at, other in enumerate(every)
+                  if other["nats"].value <= nats and other["gain"].value > gain
+                  and other["reference_change"].value >= reference]  # fmt: skip
+        at = max(others)[1] if others else None
+        row["better"] = None if at is None else shown[at]
+        more = None if at is None else every[at]["gain"] - own["gain"]
+        rows.append(row | valued("better_gain", more))
+    return rows
