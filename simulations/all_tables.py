@@ -57,6 +57,8 @@ class Entry:
 CSV = "--out {csv}"
 FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --nats 0.05 --policy band:price"
+FEW_RULES = "--num-answers 2 --max-new-tokens 8 --policy band:price=1"
+SOLVED = "{shared}/prompts/gsm8k_test.jsonl {shared}/prompts/humaneval.jsonl"
 FEW_TEXTS = "--num-prompts 2 --max-new-tokens 8"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 PAIR = "{root}/simulations/pair"
@@ -84,6 +86,11 @@ ENTRIES = (
     Entry("lengths_smollm2_skip3=lengths", FEW_TEXTS,
           inputs=f"{SMOLLM} {{shared}}/prompts/chat.jsonl "
           "{root}/paper_figures/data/price_travels_smollm2_skip3.csv"),
+    Entry("references", FEW_RULES,
+          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {SOLVED}"),
+    Entry("references_ngram=references", FEW_RULES, inputs=f"{SMOLLM} {SOLVED}"),
+    Entry("facts=references", FEW_RULES, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
+          "{root}/simulations/data/facts.jsonl"),
     Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policy speculative --policy cactus:delta=0.1 --policy band:price=0.5 "

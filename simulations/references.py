@@ -49,32 +49,29 @@ from .common.results import columns, publish
 
 # keys of an answer's text; a line has one of them
 ANSWERS = ("answer", "canonical_solution")
-RULES = ROOT / "simulations" / "rules.py"
-FACTS = ROOT / "simulations" / "data" / "facts.jsonl"
+RULES, FACTS = ROOT / "simulations/rules.py", ROOT / "simulations/data/facts.jsonl"
 LOSSLESS = "speculative"
-PRICES = "0.6 0.75 0.9 1.2 1.6 2.4"
-# prices that spend about the nats of lenience, and values between
 MORE = "0.6 0.72 0.74 0.9 0.93 1.16 1.2 1.27 1.6 1.66 1.75 2.4 2.6"
-# policy, its knob and the values of this
-SWEPT = (
-    ("band:price={}", PRICES),
-    ("band:price={},tilt=0.03", MORE),
-    ("band:price={},tilt=0.045", MORE),
-    ("band:price={},tilt=0.08", "0.6 0.74 0.77 0.93 0.97 1.2 1.25 1.6 2.4"),
-    ("band:price={},tilt=0.12", PRICES),
-    ("band:price={},head=0.2", "0.5 1 2"),
-    ("lenience:lenience={}", "0.4 0.5 0.6 0.7 0.8"),
-    ("lenience:lenience={},tilt=0.04", "0.4 0.5 0.6"),
-    ("cactus:delta={}", "0.0001 0.001 0.01 0.05"),
-    ("typical:epsilon={},recover=target", "0.3 0.09 0.03"),
-    ("typical:epsilon={}", "0.09"),
-    ("mixture:alpha={}", "0.05 0.1 0.2"),
-    (f"{RULES}:cascade_token_3:alpha={{}}", "0.5 0.8 0.95"),
-    ("relaxed:delta={}", "0.2 0.6"),
-    ("relaxed:delta={},recover=argmax", "0.1 0.4"),
-    ("speculative:tilt={}", "0.02 0.04 0.08 0.15"),
-)
-POLICIES = [policy.format(value) for policy, values in SWEPT for value in values.split()]
+# a policy and the values of its knob a line; MORE are prices that spend lenience's nats, and others
+SWEPT = f"""band:price={{}} 0.6 0.75 0.9 1.2 1.6 2.4
+band:price={{}},tilt=0.03 {MORE}
+band:price={{}},tilt=0.045 {MORE}
+band:price={{}},tilt=0.08 0.6 0.74 0.77 0.93 0.97 1.2 1.25 1.6 2.4
+band:price={{}},tilt=0.12 0.6 0.75 0.9 1.2 1.6 2.4
+band:price={{}},head=0.2 0.5 1 2
+lenience:lenience={{}} 0.4 0.5 0.6 0.7 0.8
+lenience:lenience={{}},tilt=0.04 0.4 0.5 0.6
+cactus:delta={{}} 0.0001 0.001 0.01 0.05
+typical:epsilon={{}},recover=target 0.3 0.09 0.03
+typical:epsilon={{}} 0.09
+mixture:alpha={{}} 0.05 0.1 0.2
+cascade_token_3:alpha={{}} 0.5 0.8 0.95
+relaxed:delta={{}} 0.2 0.6
+relaxed:delta={{}},recover=argmax 0.1 0.4
+speculative:tilt={{}} 0.02 0.04 0.08 0.15"""
+POLICIES = [f"{RULES}:" * policy.startswith("cascade") + policy.format(value)
+            for policy, *values in map(str.split, SWEPT.splitlines())
+            for value in values]  # fmt: skip
 # sums over an answer's tokens, by policy; of the last two over the answers
 COLUMNS = ("acceptance", "gain", "nats", "surprise", "agreement", "entropy", "reference_change",
            "quadratic_change", "log_change", "chance", "chance_change")  # fmt: skip
@@ -148,16 +145,15 @@ def _read(
     They are cut to ``most`` and to what both models have positions for; ValueError for no position.
     """
     begun, ids = (pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
-    before, own = before + begun, [model for model in (pair.target, pair.draft) if _runs(model)]
+    before, own = (
+        before + begun,
+        (pair.target, getattr(as_drafter(pair.draft), "model", pair.target)),
+    )
     room = min(filter(None, map(longest_text, own)), default=math.inf) - len(before)
     if room < 1:
         rule = "must leave the models a position for the answer"
         raise ValueError(f"{prompt.place} {rule}; got {len(before)} tokens before it")
     return before, ids[: int(min(most, room))], len(ids) > min(most, room)
-
-
-def _runs(draft: Any) -> bool:
-    return hasattr(draft, "config")
 
 
 @torch.inference_mode()
@@ -192,7 +188,8 @@ def rows_along(
         states = drafting.run(*drafting.fresh([1]))[:, places[drafted] - 2]
         logits = drafting.logits(states)
     else:
-        model, drafted = drafter.model if _runs(pair.draft) else drafter.of(pair.target), places > 0
+        drafted = places > 0
+        model = getattr(drafter, "model", None) or drafter.of(pair.target)
         known = fed.clamp(max=text_config(model).vocab_size - 1)
         logits = CachedModel(model, read, drafts=True).feed(known, [read], [len(ids)])
     return q, fitted(logits, q.shape[-1])[0].double().softmax(-1), drafted
@@ -203,11 +200,11 @@ def _summed(
 ) -> dict[str, Any]:
     """Return an answer's sums by policy, and how many of its tokens there are and had a draft."""
     sums, tokens = np.zeros((len(policies), len(COLUMNS))), torch.tensor(ids, device=q.device)
-    for some in (drafted, ~drafted):
-        own, drafts = q[some], p if some is drafted else q[some]
-        for at, (q_rows, p_rows) in in_parts(own, drafts) if len(own) else ():
-            seen = p_rows if some is drafted else None
-            sums += _measured(q_rows, seen, tokens[some][at], policies.values())
+    for some, drafts in ((drafted, p), (~drafted, None)):
+        rows, of = q[some], tokens[some]
+        for at, (own,) in in_parts(rows) if len(rows) else ():
+            seen = None if drafts is None else drafts[at]
+            sums += _measured(own, seen, of[at], policies.values())
     sums[:, -2] = np.exp(sums[:, -2])
     sums[:, -1] = sums[:, -2] - math.exp(sums[0, -1])
     return {"tokens": len(ids), "drafted": int(drafted.sum()), "sums": sums.tolist()}
@@ -252,6 +249,8 @@ def _law(policy: Policy, q: Rows, p: Rows | None, tilted: Rows) -> tuple[Rows, T
 def _rows(name: str, policies: Sequence[str], results: Sequence[Any]) -> list[dict[str, Any]]:
     """Return a file's rows, by the jackknife over its answers.
 
+    ``unforetold`` is ``reference_change`` less ``agreement``, which is the same where answers are
+    as the target would write them: Σ q (h − q).
     ``better`` is the policy of most acceptance among those that have more, spend no more nats and
     take no more from the chance of the answer's token; ``better_gain`` how much more.
     """
@@ -273,6 +272,7 @@ def _rows(name: str, policies: Sequence[str], results: Sequence[Any]) -> list[di
                   if other["nats"].value <= nats and other["gain"].value > gain
                   and other["reference_change"].value >= reference]  # fmt: skip
         at = max(others)[1] if others else None
+        row |= valued("unforetold", own["reference_change"] - own["agreement"])
         row["better"] = None if at is None else shown[at]
         more = None if at is None else every[at]["gain"] - own["gain"]
         rows.append(row | valued("better_gain", more))
