@@ -45,7 +45,7 @@ def _curves(axes: Axes, rows: list[Row], column: str) -> None:
     for name, (words, colour, marker) in OTHERS.items():
         look: Any = {"ms": 3.5, "lw": 0.8, "ls": "--", "marker": marker, "color": colour}
         nats = [row["nats"] for row in families[name] if row["nats"]]
-        words += f", {min(nats):.2g} to {max(nats):.2g} nats"
+        words += f", {min(nats):.1g} to {max(nats):.1g} nats"
         axes.plot(*style.curve(families[name], column, "gain"), label=words, **look)
     for level in LEVELS:
         at = []
@@ -54,9 +54,9 @@ def _curves(axes: Axes, rows: list[Row], column: str) -> None:
             nats, *curves = style.curve(own, "nats", column, "gain")
             at.append([np.interp(level, nats, curve) for curve in curves])
         axes.plot(*zip(*at, strict=True), "o", color=style.INK, ms=2.5, lw=0.8, ls="-", zorder=4)
-        style.label(axes, f"{level:g} nats", tuple(at[0]), style.INK, shift=(-4, -5), fontsize=6.5)
+        style.label(axes, f"{level:g} nats", tuple(at[-1]), style.INK, shift=(3, 3), fontsize=6.5)
     axes.axvline(0, color=style.MUTED, lw=0.7, ls=":")
-    axes.set(xlim=(-0.055, 0.03), ylim=(-0.02, 0.13))
+    axes.set(xlim=(-0.055, 0.045), xticks=(-0.04, 0, 0.04), ylim=(-0.02, 0.13))
 
 
 def _family(spec: str) -> str:
