@@ -9,10 +9,11 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import load_pair
+from cactus_theory.emitted import directions
 from simulations.__main__ import main
 from simulations.common.inputs import PAIR
 from simulations.common.results import read_csv
-from simulations.references import COLUMNS, POLICIES, rows_along
+from simulations.references import COLUMNS, POLICIES, _measured, _rows, rows_along
 
 RULES = ["band:price=1,tilt=0.1", "cactus:delta=0.01", "speculative:tilt=0.25"]
 LINES = [
@@ -210,3 +211,45 @@ def test_answers_that_are_longer_than_read_are_counted(tmp_path, most):
 def test_the_swept_policies_are_each_once():
     assert len(set(POLICIES)) == len(POLICIES)
     assert {ct.policy(spec).name for spec in POLICIES} > {"band", "lenience", "cactus", "relaxed"}
+
+
+def test_tokens_that_the_target_excludes_have_infinite_surprise_and_no_nan():
+    """A row of the target with zeros, one that is one-hot, and a one-hot draft."""
+    q = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]], dtype=torch.float64)
+    p = torch.tensor([[0.2, 0.3, 0.5], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    rules = [ct.policy(one) for one in ("speculative", "mixture:alpha=0.5,support=free", *RULES)]
+    for row in range(3):
+        ids = torch.tensor([1])
+        found = _measured(q[[row]], p[[row]], ids, rules)
+        for rule, own in zip(rules, found.tolist(), strict=True):
+            law = ct.emitted_law(rule, q[row], p[row])
+            named = dict(zip(COLUMNS, own, strict=True))
+            assert not np.isnan(own).any()
+            outside = bool(law[q[row] == 0].sum() > 0)
+            assert (named["nats"] == math.inf) is (named["surprise"] == math.inf) is outside
+            entropy, surprise, agreement = (float(one) for one in directions(law, q[row]))
+            due = entropy, surprise, agreement, float(law[1] - q[row, 1])
+            got = [named[key] for key in ("entropy", "surprise", "agreement", "reference_change")]
+            assert got == pytest.approx(due, abs=1e-12)
+    assert outside is False and math.isinf(_measured(q[:1], p[:1], ids, rules)[1, 2])
+
+
+def test_a_better_policy_is_the_best_of_those_that_cost_no_more():
+    random = np.random.default_rng(0)
+    policies = [f"band:price={1 + number}" for number in range(9)]
+    results = [{"tokens": 5, "drafted": 4, "sums": random.normal(size=(9, 11)).tolist()}
+               for _ in range(6)]  # fmt: skip
+    rows = _rows("own", policies, results)
+    for row in rows:
+        others = [
+            other
+            for other in rows
+            if other["nats"] <= row["nats"]
+            and other["reference_change"] >= row["reference_change"]
+            and other["gain"] > row["gain"]
+        ]
+        best = max(others, key=lambda other: other["gain"], default=None)
+        assert row["better"] == (best and best["policy"])
+        if best:
+            assert row["better_gain"] == pytest.approx(best["gain"] - row["gain"])
+    assert {bool(row["better"]) for row in rows} == {True, False}
