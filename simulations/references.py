@@ -13,6 +13,7 @@ A file has JSON lines: a prompt, as everywhere, with the answer's text under ``a
 """
 
 import argparse
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -110,16 +111,15 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     asked = {"answers": digest(repr(texts).encode()), "policies": list(policies)}
     settings = settings_of(args, prompts, "num_answers", methods=args.policy, **asked)
-    results, progress = list[Any](), Progress("answers", len(read))
+    progress, rows = Progress("answers", len(read)), list[Any]()
     with Journal(args.out / "journal.jsonl", settings) as journal:
         for number, (*text, _) in enumerate(read, 1):
             if str(number) not in journal.results:
                 journal.add(str(number), _summed(*rows_along(pair, *text), text[1], policies))
-            results.append(journal.results[str(number)])
             progress.advance()
-    rows, left = list[Any](), iter(results)
-    for path, own in zip(args.answers, files, strict=True):
-        rows += _rows(path.name, list(policies), [next(left) for _ in own])
+        left = (journal.results[str(number)] for number in itertools.count(1))
+        for path, own in zip(args.answers, files, strict=True):
+            rows += _rows(path.name, list(policies), [next(left) for _ in own])
     cut = f"{sum(cut for *_, cut in read)} of {len(read)} answers are longer than read"
     publish(args, rows, args.out / "references.csv", dtype=pair.dtype, cut=cut)
     shown = ("file", "policy", "gain", "nats", "reference_change", "chance_change", "better")
@@ -145,10 +145,8 @@ def _read(
     They are cut to ``most`` and to what both models have positions for; ValueError for no position.
     """
     begun, ids = (pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
-    before, own = (
-        before + begun,
-        (pair.target, getattr(as_drafter(pair.draft), "model", pair.target)),
-    )
+    before = before + begun
+    own = pair.target, getattr(as_drafter(pair.draft), "model", pair.target)
     room = min(filter(None, map(longest_text, own)), default=math.inf) - len(before)
     if room < 1:
         rule = "must leave the models a position for the answer"
@@ -183,10 +181,8 @@ def rows_along(
         tokens = torch.tensor(found, device=q.device)
         return q, one_hot(tokens[tokens >= 0], q), tokens >= 0
     if isinstance(drafter, Eagle3Drafter):
-        drafting = drafter.begin(setting)
-        drafted = places >= 2  # the first token has no states before it
-        states = drafting.run(*drafting.fresh([1]))[:, places[drafted] - 2]
-        logits = drafting.logits(states)
+        drafting, drafted = drafter.begin(setting), places >= 2  # the first has no states before it
+        logits = drafting.logits(drafting.run(*drafting.fresh([1]))[:, places[drafted] - 2])
     else:
         drafted = places > 0
         model = getattr(drafter, "model", None) or drafter.of(pair.target)
@@ -237,8 +233,7 @@ def _measured(q: Rows, p: Rows | None, ids: Tensor, policies: Iterable[Policy]) 
 def _law(policy: Policy, q: Rows, p: Rows | None, tilted: Rows) -> tuple[Rows, Tensor]:
     """Return a policy's emitted law and its acceptance; ``tilted`` are the rows it tilts q to."""
     if p is None:
-        own = tilted if tilt_of(policy) else policy.undrafted(q)
-        return own, torch.zeros_like(own[:, 0])
+        return (tilted if tilt_of(policy) else policy.undrafted(q)), torch.zeros_like(q[:, 0])
     about = untilted(policy)
     law = lawful(called(policy), about.emitted(tilted, p))
     if isinstance(about, FixedTarget):
