@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import cactus_theory as ct
 from cactus_theory.decoding import load_pair
 from cactus_theory.emitted import directions
 from simulations.__main__ import main
-from simulations.common.inputs import PAIR
+from simulations.common.inputs import DATA, PAIR
 from simulations.common.results import read_csv
 from simulations.references import COLUMNS, POLICIES, _measured, _rows, rows_along
 
@@ -253,3 +254,44 @@ def test_a_better_policy_is_the_best_of_those_that_cost_no_more():
         if best:
             assert row["better_gain"] == pytest.approx(best["gain"] - row["gain"])
     assert {bool(row["better"]) for row in rows} == {True, False}
+
+
+def leads(rows, column):
+    """Return, of each lenience within the sweep, the bands' lead at its nats and its ``column``.
+
+    Along each tilt's curve, linear in ln nats; then across the tilts, linear in ``column``.
+    """
+    curves = {}
+    for row in rows:
+        if found := re.fullmatch(r"band:price=[\d.]+(?:,tilt=([\d.]+))?", row["policy"]):
+            point = [float(row[key]) for key in ("nats", "gain", column)]
+            curves.setdefault(float(found[1] or 0), []).append(point)
+    for row in rows:
+        if row["policy"].startswith("lenience"):
+            nats, gain, change = (float(row[key]) for key in ("nats", "gain", column))
+            sorted_curves = (np.array(sorted(curves[tilt])) for tilt in sorted(curves))
+            points = [[np.interp(np.log(nats), np.log(own[:, 0]), own[:, at]) for at in (1, 2)]
+                      for own in sorted_curves if own[0, 0] <= nats <= own[-1, 0]]  # fmt: skip
+            gains, changes = np.array(points).reshape(-1, 2).T
+            if len(changes) > 1 and changes[0] <= change <= changes[-1]:
+                yield 100 * (np.interp(change, changes, gains) / gain - 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "file", "column", "said"),
+    [
+        ("references", "gsm8k_test.jsonl", "reference_change", "3.5 to 7.3 %"),
+        ("references", "humaneval.jsonl", "reference_change", "2.9 to 13.4 %"),
+        ("facts", "facts.jsonl", "chance_change", "2.8 to 6.7 %"),
+        ("references_ngram", None, "reference_change", "11 to 37 %"),
+    ],
+)
+def test_the_page_has_the_leads_over_lenience_of_its_tables(table, file, column, said):
+    rows, _ = read_csv(DATA / f"{table}.csv")
+    files = [file] if file else dict.fromkeys(row["file"] for row in rows)
+    found = [lead for one in files
+             for lead in leads([row for row in rows if row["file"] == one], column)]  # fmt: skip
+    digits = 1 if "." in said else 0
+    assert f"{min(found):.{digits}f} to {max(found):.{digits}f} %" == said
+    assert said in (DATA.parent / "results" / "references.md").read_text(encoding="utf-8")
+    assert len(found) >= 7
