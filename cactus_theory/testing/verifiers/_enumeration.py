@@ -48,7 +48,7 @@ def verifier_property(
     ...     "The chances of every number of accepted tokens sum to 1."
     ...     yield Bounds(seen.law.stop.sum(-1), 1, 1, "sum of the chances")
     >>> assert_verifier_properties("block", properties=["chances_sum_to_one"], examples=2)
-    10
+    12
     """
     return VERIFIER_PROPERTIES.register(applies, hint=hint)
 
