@@ -34,6 +34,9 @@ GROUPS = {
                           "--num-prompts 8 --batch 8 --max-new-tokens 8 --nats 0.05 "
                           "--laws speculative --policy band:price --elsewhere tempered "
                           "--out build/example/price-travels", "price_travels"),
+        "right-words": ("how often short answers hold the right word, by policy; resumes",
+                        "--num-facts 3 --answers 2 --max-new-tokens 4 --batch 3 "
+                        "--out build/example/right-words", "right_words"),
         "references": ("every rule along answers that people wrote, exact in its laws; resumes",
                        "--num-answers 4 --policy band:price=1 --policy band:price=1,tilt=0.08 "
                        "--out build/example/references", "references"),
