@@ -54,6 +54,12 @@ def test_a_ledger_keeps_its_cap_and_its_rungs_have_the_tilt(tiny, verifier):
     capped = decoded(tiny, Ledger("band:price=0.3,tilt=0.2", 0.02), verifier, "model")
     spent = capped.token_charges[0].cumsum(-1)
     assert bool((spent <= 0.02 * torch.arange(1, 41) + 1e-9).all()) and float(spent[-1]) > 0
+    rule = "band:price=0.3,tilt=2"
+    free, loose = (
+        decoded(tiny, own, verifier, "model") for own in (rule, Ledger(rule, 1e6, burst=1e8))
+    )
+    assert torch.equal(free.output_token_ids, loose.output_token_ids)
+    assert torch.equal(free.token_charges, loose.token_charges)
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block", "tree"])
@@ -73,6 +79,7 @@ def test_nodes_are_charged_what_their_law_is_from_the_target(verifier, kind):
     for row in range(4):
         for place, node in enumerate(verdict.nodes(row)):
             assert torch.allclose(node.target, q[row, place], rtol=0, atol=RESUMMED)
+            assert node.lossless == (row % 2 == 1) and (row % 2 == 0 or node.charge().spent == 0)
             due = float(KL.value(node.law, q[row, place])) if row % 2 == 0 else 0.0
             assert node.charge().spent == pytest.approx(due, abs=RESUMMED)
             if place == 2 and row % 2 == 0:  # the bonus token's row

@@ -78,6 +78,19 @@ def test_a_tilt_multiplies_the_target_s_logits_alone(device, spec, verifier):
         assert not torch.equal(tilted.output_token_ids, other.output_token_ids)
 
 
+def test_a_tilt_weighs_the_parts_of_a_bonus_row(device):
+    """Wrong parts change one token in four; the first part has 2,048 of 2,300 tokens."""
+    batch, generator = amount(16, 60), torch.Generator(device=device).manual_seed(4)
+    target = 0.1 * torch.randn(batch, 1, 2300, generator=generator, device=device)
+    target[..., :2048] -= 1.5
+    numbers = torch.arange(batch, device=device)
+    ids = torch.empty(batch, 0, dtype=torch.int64, device=device)
+    given = {"seeds": numbers, "positions": numbers}
+    tilted = verify_logits(ct.policy("speculative:tilt=0.5"), target, None, ids, **given)
+    scaled = verify_logits(ct.policy("speculative"), 1.5 * target, None, ids, **given)
+    assert torch.equal(tilted.output_token_ids, scaled.output_token_ids)
+
+
 def test_the_scale_of_a_residual_takes_tokens_out(device):
     """Cactus leaves (0.7 q − p)₊, only token 1; lossless sampling would draw token 2, too."""
     q = torch.tensor([0.3, 0.3, 0.4], device=device)
