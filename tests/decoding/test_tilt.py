@@ -59,7 +59,7 @@ def test_a_ledger_keeps_its_cap_and_its_rungs_have_the_tilt(tiny, verifier):
         decoded(tiny, own, verifier, "model") for own in (rule, Ledger(rule, 1e6, burst=1e8))
     )
     assert torch.equal(free.output_token_ids, loose.output_token_ids)
-    assert torch.equal(free.token_charges, loose.token_charges)
+    assert torch.allclose(free.token_charges, loose.token_charges, rtol=0, atol=RESUMMED)
 
 
 @pytest.mark.parametrize("verifier", ["chain", "block", "tree"])
