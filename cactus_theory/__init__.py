@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cactus_theory.emitted import audit, emitted_law
     from cactus_theory.optimum import (
         optimal_acceptance,
+        optimal_regret,
         pooled_acceptance,
         pooled_frontier,
         selection_law,
@@ -62,6 +63,7 @@ __all__ = [
     "list_policies",
     "load_tuned",
     "optimal_acceptance",
+    "optimal_regret",
     "policy",
     "pooled_acceptance",
     "pooled_frontier",
@@ -83,8 +85,8 @@ _NAMES = {
     "decoding.truncation": "cut_rows",
     "divergences": "divergence=read_divergence register_divergence",
     "emitted": "audit emitted_law",
-    "optimum": "optimal_acceptance pooled_acceptance pooled_frontier selection_law "
-    "tilted_acceptance",
+    "optimum": "optimal_acceptance optimal_regret pooled_acceptance pooled_frontier "
+    "selection_law tilted_acceptance",
     "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
     "policies._rule": "rule",
     "tuned": "load_tuned",

@@ -258,6 +258,15 @@ def row_numbers(
         ) from None
 
 
+def the_only_one(**values: Any) -> str:
+    """Return the name of the only argument that is given; ValueError for none or several."""
+    names = [name for name, value in values.items() if value is not None]
+    if len(names) != 1:
+        shown = " and ".join(names) or "none of them"
+        raise ValueError(f"{', '.join(values)}: exactly one must be given; got {shown}")
+    return names[0]
+
+
 def whole_number(name: str, value: Any, low: int) -> int:
     """Return ``value`` if it is an integer of at least ``low``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low:

@@ -136,6 +136,26 @@ def greedy(
     return rows
 
 
+def softmax_in_order(
+    scores: Float[Tensor, "*rows vocab"], out: Tensor | None = None
+) -> Float[Tensor, "*rows vocab"]:
+    """Return softmax(scores), whose first largest entry is where that of the scores is.
+
+    Rounding may tie tokens whose scores differ; of these the ones before the first are lowered by
+    an ulp, so that greedy decoding from the rows is that from the scores.
+    """
+    best = scores.argmax(-1, keepdim=True)
+    rows = torch.softmax(scores, -1, out=out)
+    while True:
+        first = rows.argmax(-1, keepdim=True)
+        entry = rows.gather(-1, first)
+        early = (first != best) & (entry == rows.gather(-1, best))  # False for rows of NaN
+        if not bool(early.any()):
+            return rows
+        lower = torch.nextafter(entry, torch.zeros_like(entry))
+        rows.scatter_(-1, first, torch.where(early, lower, entry))
+
+
 def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
     """Warn if a row of what should be logits is a distribution; ``name`` is where it is from."""
     row = scores.double()

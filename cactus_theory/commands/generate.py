@@ -3,6 +3,7 @@
 import argparse
 import math
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -59,13 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="beside each sampled token draft the M likeliest of its row, of which one may replace "
         "it if it is rejected")  # fmt: skip
     add("--cap", type=float, metavar="NATS",
-        help="spend at most so many nats a token on any answer")  # fmt: skip
+        help="spend at most so many nats a token on any answer (of KL, or of regret)")  # fmt: skip
     add("--num-draft-tokens", type=int, metavar="K",
         help=f"default: {defaults.NUM_DRAFT_TOKENS}")  # fmt: skip
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="default: %(default)s")  # fmt: skip
     add("--temperature", type=float,
-        help=f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily")  # fmt: skip
+        help=f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily, and with --policy "
+        "regret:price=20 nearly so")  # fmt: skip
     add_cuts(parser)
     add("--meter", choices=("on", "off"), default="on", help="measure the nats spent (on); of a "
         "rule of your own, off saves V × V questions a token")  # fmt: skip
@@ -116,11 +118,11 @@ def run(args: argparse.Namespace) -> int:
     if tuned.plain and drafted:
         fastest = f"plain decoding was the fastest in {args.tuned}: nothing is drafted"
         print(f"cactus-theory generate: {fastest}", file=sys.stderr)
-    if drafted and not options.temperature and named not in (None, defaults.POLICY):
-        exact = (
-            "at temperature 0 the target allows one token: policies that keep to it change nothing"
-        )
-        print(f"cactus-theory generate: {exact}", file=sys.stderr)
+    soft = options.relaxes_greedy
+    if drafted and not (options.temperature or soft or named in (None, defaults.POLICY)):
+        exact = f"{named} relaxes nothing at temperature 0, unless it leaves the target's tokens"
+        print(f"cactus-theory generate: {exact}; regret:price=20 does", file=sys.stderr)
+        warnings.filterwarnings("ignore", "policy: .* relaxes nothing at temperature 0")
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
     options = options.at_ends_of(pair.target)
@@ -154,11 +156,11 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
         by_place = ", ".join("–" if math.isnan(rate) else f"{rate:.0%}" for rate in rates)
         accepted = f"{answer['num_accepted_tokens']} of {count} drafted tokens accepted"
         yield accepted + (f"; by position, of those reached: {by_place}" if rates else "")
-    if drafted and "emitted_kl" in answer:
-        yield (
-            f"{answer['emitted_kl']:.4g} nats, {answer['emitted_kl_per_token']:.4g} a token, "
-            f"{answer['largest_row_kl']:.4g} at the largest row"
-        )
+    for unit, of in (("kl", ""), ("regret", " of regret")) if drafted else ():
+        if f"emitted_{unit}" in answer:
+            per_token, largest = answer[f"emitted_{unit}_per_token"], answer[f"largest_row_{unit}"]
+            total = f"{answer[f'emitted_{unit}']:.4g} nats{of}, {per_token:.4g} a token"
+            yield f"{total}, {largest:.4g} at the largest row"
     yield f"{answer['tokens_per_second']:.4g} tokens a second; seconds: " + ", ".join(
         f"{answer[f'{part}_seconds']:.3g} {name}"
         for part, name in PARTS.items()
@@ -208,7 +210,7 @@ def _decoded(
         "verifier": None if plain else options.parsed_verifier.spec,
         "text": completion(pair.tokenizer, prompt_ids, result.output_token_ids[0].tolist()),
     } | result.statistics()
-    if cap is not None:
+    if cap is not None and not options.relaxes_greedy:
         bounds = EventBounds(0.9, per_token=cap, tokens=options.max_new_tokens)
         answer["event_bounds"] = bounds.sentence
     return answer

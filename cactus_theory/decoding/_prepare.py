@@ -17,6 +17,7 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.processors import Processors, refuse
 from cactus_theory.policies import Policy
+from cactus_theory.policies._rule import FunctionPolicy
 
 # half precision → the instructions of processors for it, as torch names them: x86-64's, then ARM's
 HALF = {
@@ -52,7 +53,10 @@ class Opening:
         processors = Processors(options.logits_processor, batch, self.drafter is not None)
         if self.drafter is not None:
             _check_support(self.policies, processors)
-        self.warp = Warp(options.temperature, processors)
+            if not options.temperature and not options.relaxes_greedy:
+                _warn_of_nothing_relaxed(self.policies, text_config(target_model).vocab_size)
+        soft = options.relaxes_greedy and self.drafter is not None
+        self.warp = Warp(options.temperature, processors, soft)
         self.meter: Meter | None = None
         if metered is not None:
             log = TokenLog(batch, options.max_new_tokens, options.log_probs)
@@ -65,6 +69,23 @@ def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
         if policy.declares.support == "free":
             reason = f"may forbid tokens, which {policy.spec} may emit; take one of support=target"
             refuse(processors.strangers, reason)
+
+
+def _warn_of_nothing_relaxed(policies: Sequence[Policy], vocab: int) -> None:
+    """Warn of a policy that changes soft rows and leaves one-hot rows, those of temperature 0."""
+    soft, hot, p = torch.zeros(3, max(3, vocab), dtype=torch.float64, device="cpu")
+    soft[:3], p[:3] = soft.new_tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]])
+    hot[0] = 1.0
+    for policy in policies:
+        if isinstance(policy, FunctionPolicy):
+            continue  # a function of the user's is asked for no more than it has to decide
+        if [torch.equal(policy.emitted(q, p), q) for q in (hot, soft)] == [True, False]:
+            warnings.warn(
+                f"policy: {policy.spec} relaxes nothing at temperature 0, where rows are one-hot; "
+                "regret:price=20 does, by 20 tokens a nat of regret",
+                stacklevel=5,
+            )
+            return
 
 
 def opened_texts(

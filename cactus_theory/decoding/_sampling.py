@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.rows import greedy, scaled, warn_of_probabilities
+from cactus_theory.base.rows import greedy, scaled, softmax_in_order, warn_of_probabilities
 from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.processors import Places, Processors
 from cactus_theory.verify.draft import Draft
@@ -17,14 +17,18 @@ from cactus_theory.verify.draft import Draft
 class Warp:
     """softmax(logits / temperature) after Hugging Face processors; temperature 0 is greedy.
 
-    At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties.
+    At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties. With
+    ``soft`` it is the softmax at temperature 1, for policies that are charged in regret.
     A row with NaN, or without a logit above −∞, has no law and is NaN throughout.
     Rows keep the precision of the logits, at least float32, and their memory: without processors,
     which get copies, nothing of the size of the logits is allocated.
     """
 
-    def __init__(self, temperature: float, processors: Processors | None = None) -> None:
+    def __init__(
+        self, temperature: float, processors: Processors | None = None, soft: bool = False
+    ) -> None:
         self.temperature, self.processors = temperature, processors or Processors()
+        self.soft = soft
         self.checked = not self.processors.all
 
     @property
@@ -48,7 +52,8 @@ class Warp:
         """
         scores = self.scores(logits, texts, first, drafted, draft)
         if self.greedy:
-            return greedy(scores, scores if out is None else out)
+            rows = softmax_in_order if self.soft else greedy
+            return rows(scores, scores if out is None else out)
         if self.temperature != 1:
             scores = scaled(scores, self.temperature, scores)
         return torch.softmax(scores, -1, out=scores if out is None else out)

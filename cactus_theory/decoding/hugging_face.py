@@ -5,7 +5,6 @@ and ``assistant_model``: the library (5.17 to 5.23 read) keeps these from any fu
 nothing. They are given as ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
 """
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,10 +20,7 @@ from cactus_theory.decoding.generate import decode, show_keywords
 from cactus_theory.decoding.honoured import check_honoured
 from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions, check_stop
 from cactus_theory.decoding.result import GenerationResult
-from cactus_theory.decoding.schedule import Schedule
 from cactus_theory.divergences import Divergence
-from cactus_theory.policies import Policy
-from cactus_theory.policies._rule import FunctionPolicy
 
 # the library's stopping criteria that the loop handles itself, and those that ask row by row
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
@@ -125,8 +121,6 @@ def speculative_generate(
         callbacks=streamed(callbacks, text_streamer),
         **options,
     )
-    if not generation_config.do_sample:
-        _warn_of_nothing_relaxed(asked.policies)
     drafter = as_drafter(draft_model)
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
@@ -146,22 +140,6 @@ NAMED = show_keywords(
     "max_new_tokens attention_mask temperature logits_processor eos_token_ids meter "
     "record_rows".split(),
 )
-
-
-def _warn_of_nothing_relaxed(policies: Sequence[Policy | Schedule]) -> None:
-    """Warn of policies that change a soft row and leave one-hot rows, those of greedy search."""
-    soft = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64, device="cpu")
-    for policy in policies:
-        if not isinstance(policy, Policy) or isinstance(policy, FunctionPolicy):
-            continue  # a function of the user's is asked for no more than it has to decide
-        hot = torch.eye(3, dtype=torch.float64, device="cpu")[0]
-        same = [torch.equal(policy.emitted(q, soft.flip(0)), q) for q in (hot, soft)]
-        if same == [True, False]:
-            warnings.warn(
-                f"do_sample: it is False, so that {policy.spec} relaxes nothing: greedy rows are "
-                "one-hot, and it leaves these as they are; give do_sample=True",
-                stacklevel=3,
-            )
 
 
 def _is_library_criterion(one: Any, names: Sequence[str]) -> bool:

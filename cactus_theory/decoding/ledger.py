@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._tilt import colder, tilt_of, untilted
 from cactus_theory.verify.contract import Verifier
@@ -19,7 +20,7 @@ from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes
 from cactus_theory.verify.tree import Tree
 
-LOSSLESS = "speculative"
+LOSSLESS, GREEDY = "speculative", "regret:price=inf"
 # prices on a policy's ladder, its own among them, and the ratio of each to the one before
 RUNGS, STEP = 7, math.sqrt(2)
 # credit, in tokens, below which prices rise, by STEP whenever it falls by STEP². On answers
@@ -43,14 +44,15 @@ class Ledger(Schedule):
     r"""Follow a policy as far as the answer's allowance goes, and be lossless beyond it.
 
     Guarantee: for every answer and every t, what the meter charges for its first t tokens is at
-    most ``cap · t + burst`` nats of KL, so that an answer may end anywhere, by itself, inside a
-    draft or by a limit. It holds for each text of a batch, by itself, under the verifiers
-    ``chain``, ``block`` and ``tree``, and not on average but always.
+    most ``cap · t + burst`` nats of KL, or of regret for a policy of temperature 0, so that an
+    answer may end anywhere, by itself, inside a draft or by a limit. It holds for each text of a
+    batch, by itself, under the verifiers ``chain``, ``block`` and ``tree``, and not on average but
+    always.
 
     Why (the proof is THEORY.md, Theorem 17): what a row is charged under a policy is known before
     its token is judged, and a row is given only a policy with whose charge the answer stays within
-    the cap, which ``speculative``, charged 0, always does. Tokens that were not drafted cost
-    nothing.
+    the cap, which ``speculative``, or strict greedy decoding, charged 0, always does. Tokens that
+    were not drafted cost nothing.
 
     A policy with a price is also tried at higher prices, up to 8 times its own, and the price
     rises as credit runs out: a row is first offered the price times √(4/c), where c is the
@@ -85,8 +87,9 @@ class Ledger(Schedule):
 
     def _cap(self, inner: Schedule) -> None:
         """Take the schedule to follow, and the ladders of its policies, by number."""
-        strict, policies, numbers = read_policy(LOSSLESS), list[Policy](), []
+        policies, numbers = list[Policy](), []
         for own in inner.policies:
+            strict = read_policy(GREEDY if own.unit == REGRET else LOSSLESS)
             ladder = (*_ladder(own), strict)
             policies += [policy for policy in ladder if policy not in policies]
             numbers.append([policies.index(policy) for policy in ladder])

@@ -14,8 +14,15 @@ from cactus_theory.decoding._sampling import checked_seeds, checked_temperature
 from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import Seconds
-from cactus_theory.decoding.schedule import Schedule, Spec, check_rule, read_rule
+from cactus_theory.decoding.schedule import (
+    Schedule,
+    Spec,
+    check_rule,
+    read_rule,
+    relaxes_greedy,
+)
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
@@ -96,6 +103,9 @@ class DecodeOptions:
             check_stop(self.stop)
         for policy in self.policies:
             check_rule(policy, self.parsed_verifier)
+        if self.relaxes_greedy and self.temperature:
+            spec = self.policies[0].spec
+            raise ValueError(f"temperature: must be 0 with {spec}; got {self.temperature:g}")
         if not isinstance(self.callbacks, Callbacks):
             raise TypeError(f"callbacks: must be a Callbacks object; got {self.callbacks!r:.60}")
         if self.log_probs and not self.meter:
@@ -119,14 +129,20 @@ class DecodeOptions:
         return tuple(read_rule(policy) for policy in policies)
 
     @cached_property
+    def relaxes_greedy(self) -> bool:
+        """Return whether policies see soft rows at temperature 0 (:func:`relaxes_greedy`)."""
+        return relaxes_greedy(self.policies)
+
+    @cached_property
     def parsed_verifier(self) -> Verifier:
         """Return ``verifier``, read."""
         return find_verifier(self.verifier)
 
     @cached_property
     def metered(self) -> Divergence | None:
-        """Return the divergence that ``meter`` names, None where it is off."""
-        named = defaults.DIVERGENCE if self.meter is True else self.meter
+        """Return the divergence that ``meter`` names, by default regret for policies charged so."""
+        usual = REGRET if self.relaxes_greedy else defaults.DIVERGENCE
+        named = usual if self.meter is True else self.meter
         return read_divergence(named) if named else None
 
     def ends(self, target_model: Any) -> frozenset[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.base.copies import copied, is_own
 from cactus_theory.base.specs import names_a_file
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._registry import policy_in_file
 from cactus_theory.policies._tilt import untilted
@@ -222,6 +223,21 @@ def read_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
     if isinstance(spec, str) and names_a_file(spec):
         return policy_in_file(spec, knobs, Schedule)
     return read_policy(spec, **knobs)  # type: ignore[arg-type]
+
+
+def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
+    """Return whether policies are charged in regret, and so are for temperature 0 alone.
+
+    Raises ValueError where others stand beside them: these would draw from soft rows.
+    """
+    each = [rule.policies if isinstance(rule, Schedule) else (rule,) for rule in rules]
+    own = {policy.unit == REGRET: policy.spec for policies in each for policy in policies}
+    if len(own) > 1:
+        raise ValueError(
+            f"policy: {own[True]} is charged in regret, and may stand beside policies like it "
+            f"alone (regret:price=inf is strict greedy decoding); got {own[False]}"
+        )
+    return True in own
 
 
 def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:

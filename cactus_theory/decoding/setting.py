@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cactus_theory.base import defaults
+from cactus_theory.decoding.schedule import read_rule, relaxes_greedy
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 
 
@@ -41,7 +42,8 @@ class Setting:
     @property
     def keywords(self) -> dict[str, Any]:
         """Return the keywords of :func:`cactus_theory.generate`; :meth:`drafter` has the draft."""
-        return self.cuts.options(self.temperature) | ({} if self.plain else self.names)
+        soft = not self.plain and relaxes_greedy([read_rule(self.policy)])
+        return self.cuts.options(self.temperature, soft) | ({} if self.plain else self.names)
 
     def drafter(self, draft_model: Any) -> Any:
         """Return the drafter, whose rows are cut in their own way; None to decode without one."""

@@ -67,15 +67,17 @@ class Cuts:
         values: list[Any] = [logged.get(field.name) for field in fields(cls)]
         return cls(*values) if "top_k" in logged else None
 
-    def options(self, temperature: float) -> dict[str, Any]:
+    def options(self, temperature: float, soft: bool = False) -> dict[str, Any]:
         """Return ``temperature`` and ``logits_processor`` of a decode, for the target's cut.
+
+        Cuts change nothing at temperature 0, but for policies that see ``soft`` rows there.
 
         Raises
         ------
         ModuleNotFoundError
             transformers is not installed (extra llm), and something is to be cut.
         """
-        return _options(temperature, *self._sides[0])
+        return _options(temperature, self.top_k, self.top_p, soft)
 
     def rows(self, *logits: Any, temperature: float) -> list[Any]:
         """Return the rows of target and draft, each cut in its own way, as by :func:`cut_rows`."""
@@ -118,14 +120,14 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
     return check.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
 
 
-def _options(temperature: float, top_k: int, top_p: float) -> dict[str, Any]:
-    if temperature == 0 or (top_k, top_p) == (0, 1.0):
+def _options(temperature: float, top_k: int, top_p: float, soft: bool = False) -> dict[str, Any]:
+    if (temperature == 0 and not soft) or (top_k, top_p) == (0, 1.0):
         return {"temperature": temperature, "logits_processor": ()}
     library = check.optional_module("transformers", "llm")
-    processors = [library.TemperatureLogitsWarper(float(temperature))]
+    processors = [library.TemperatureLogitsWarper(float(temperature))] if temperature else []
     processors += [library.TopKLogitsWarper(top_k)] if top_k else []
     processors += [library.TopPLogitsWarper(top_p)] if top_p < 1 else []
-    return {"temperature": 1.0, "logits_processor": processors}
+    return {"temperature": 1.0 if temperature else 0.0, "logits_processor": processors}
 
 
 @dataclass(frozen=True)

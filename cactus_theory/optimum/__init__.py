@@ -10,7 +10,7 @@ bounds the optimum. ``rows`` accepts or refuses a token of one row on the host w
 solving, at a node of a path by the band of p/P, a row by itself being that of P = 1. ``pooled``
 spends one budget over rows; ``selection`` has what several drafts offer together, as one row, and
 ``look_ahead`` the best law of a block whose draft is deterministic. ``tilted`` asks for a worth
-of the emitted token, too.
+of the emitted token, too, and ``regret`` is for temperature 0.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """
@@ -18,5 +18,6 @@ Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
 from cactus_theory.optimum.acceptance import optimal_acceptance as optimal_acceptance
 from cactus_theory.optimum.pooled import pooled_acceptance as pooled_acceptance
 from cactus_theory.optimum.pooled import pooled_frontier as pooled_frontier
+from cactus_theory.optimum.regret import optimal_regret as optimal_regret
 from cactus_theory.optimum.selection import selection_law as selection_law
 from cactus_theory.optimum.tilted import tilted_acceptance as tilted_acceptance

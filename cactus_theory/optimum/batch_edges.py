@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from cactus_theory.base import arguments as check
 from cactus_theory.base.chunks import joined, parts_of
 from cactus_theory.base.roots import convex_root
 from cactus_theory.base.tolerances import LEAST
@@ -75,17 +76,14 @@ def edges(
 
 def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
     """Return the name, value and upper limit of the only knob that is given."""
-    names = [name for name, value in knobs.items() if value is not None]
-    if len(names) != 1:
-        shown = " and ".join(names) or "none of them"
-        raise ValueError(f"{', '.join(knobs)}: exactly one must be given; got {shown}")
-    if names[0] == "price" and not divergence.priced:
+    name = check.the_only_one(**knobs)
+    if name == "price" and not divergence.priced:
         raise ValueError(
             f"price: {divergence.spec} has no one-to-one price; name "
             f"{' or '.join(f'{knob}=' for knob in knobs if knob != 'price')} instead; "
             f"got {knobs['price']!r}"
         )
-    return names[0], knobs[names[0]], 1.0 if names[0] == "acceptance" else math.inf
+    return name, knobs[name], 1.0 if name == "acceptance" else math.inf
 
 
 def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:

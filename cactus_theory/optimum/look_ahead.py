@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
+from cactus_theory.optimum.rows import AheadRow, NodeRow, Row
 
 
 @dataclass(frozen=True)
@@ -87,3 +88,7 @@ class LookAhead:
         total = rest.sum(-1, keepdim=True)
         scale = torch.where(total > 0, free / torch.where(total > 0, total, 1.0), 0.0)
         return torch.where(drafted, p * mass, torch.where(stays, q, rest * scale))
+
+    def row(self, q: Row, token: int, raised: float, alive: float) -> NodeRow | None:
+        """Return the row of a token that was raised, for compiled loops; None if it is written."""
+        return AheadRow(q, token, raised, alive, self.boxes)

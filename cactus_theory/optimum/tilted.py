@@ -29,6 +29,7 @@ from cactus_theory.divergences import read_divergence
 from cactus_theory.optimum.acceptance import ROUNDING
 from cactus_theory.optimum.batch_edges import solve_edges
 from cactus_theory.optimum.certificate import geometry_of
+from cactus_theory.optimum.regret import marginal_loss
 
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
@@ -183,11 +184,7 @@ def _by_worth_alone(
     top = torch.where(q > 0, worth, -math.inf).amax(-1, keepdim=True)
     lost = torch.where(q > 0, top - worth, 0.0)
     kept, room = torch.where(q > 0, p, 0.0), top - least[:, None]
-    order = lost.argsort(-1, descending=True)
-    dear, mass = lost.gather(-1, order), kept.gather(-1, order)
-    paid = (mass * dear).flip(-1).cumsum(-1).flip(-1)  # by a token and those of more worth
-    cut = (paid > room).sum(-1, keepdim=True) - 1  # place of the marginal token
-    marginal = torch.where(cut >= 0, dear.gather(-1, cut.clamp(min=0)), math.inf)
+    marginal = marginal_loss(lost, kept * lost, room)
     rate = 1 / marginal
     bound = ((kept * (1 - rate * lost).clamp(min=0.0)).sum(-1, keepdim=True) + rate * room)[:, 0]
     rows, tied, first = torch.where(lost < marginal, kept, 0.0), lost == marginal, lost == 0

@@ -6,6 +6,7 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     band,
     accepted_sets,
     reshaped,
+    regret,
 )
 from cactus_theory.policies._policy import Policy as Policy
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget, SharedResidual

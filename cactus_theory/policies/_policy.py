@@ -26,6 +26,7 @@ from torch import Tensor
 from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.copies import called, guard
 from cactus_theory.base.specs import spec_of
+from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies import _knobs
@@ -91,6 +92,8 @@ class Policy(ABC):
     highest: float = math.inf
     # whether h is between q and p, so that (P h − p)₊ ≤ (P q − p)₊
     between: bool = False
+    # what the policy is charged: nats of KL, or of regret for one of temperature 0
+    unit: ClassVar[Divergence] = read_divergence("kl")
     # the best law of blocks of deterministic drafts, if h is that law
     look_ahead: LookAhead | None = None
 

@@ -12,8 +12,10 @@ from cactus_theory.base import defaults
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, width_of_terminal
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
 from cactus_theory.policies import Policy, list_policies
+from cactus_theory.policies._registry import class_of
 from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.traces._cut import merged
 from cactus_theory.traces._folder import CUT
@@ -150,8 +152,8 @@ def compare(
     Parameters
     ----------
     policies : as of :func:`cactus_theory.solve_knob`; a spec that gives its knob a value is taken
-        as it is. None for all of :func:`cactus_theory.list_policies`. Others are compared with the
-        first one, and with lossless sampling.
+        as it is. None for all of :func:`cactus_theory.list_policies` but ``regret``, which is for
+        temperature 0. Others are compared with the first one, and with lossless sampling.
     rows : as of :func:`cactus_theory.solve_knob`.
     nats, acceptance : what is held equal, one or several values; 0.05 nats if there are none.
     surprise : with nats, the most nats by which what is emitted may be less likely under the
@@ -185,7 +187,8 @@ def compare(
         surprise = check.finite("surprise", surprise, -math.inf)
         if (held := {held for held, _ in asked}) != {"nats"}:
             raise ValueError(f"surprise: must be given with nats alone; got {', '.join(held)}")
-    chosen = list(list_policies()) if policies is None else list(policies)
+    usual = [name for name in list_policies() if class_of(name).unit != REGRET]
+    chosen = usual if policies is None else list(policies)
     ends = source.ends if isinstance(source, Trace) else ()
     families = [family_of(spec, kind, ends or ("eos",)) for spec in chosen]
     ways, notes = [("chain", 0)], {"rows": source.texts}

@@ -22,7 +22,7 @@ from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.emitted import directions, raised_off_head
 from cactus_theory.optimum.bands import EMPTY, NO_BAND, Charge, charge_of
-from cactus_theory.optimum.rows import AheadRow, NodeRow, loops
+from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
 from cactus_theory.policies._decisions import PathState
@@ -165,8 +165,7 @@ class Node:
             return None
         if self.token is not None and not math.isnan(self.raised):
             assert self.policy.look_ahead is not None
-            boxes = self.policy.look_ahead.boxes
-            return AheadRow(self.q, self.token, self.raised, self.alive, boxes)
+            return self.policy.look_ahead.row(self.q, self.token, self.raised, self.alive)
         p = self.offers if self.policy.highest > 1 else self.q  # else h = q, whatever is drafted
         # a node with P = 0 is never reached; bands are not defined there
         return self.policy.row(self.q, p, self.verifier.by_path and self.alive or 1.0)
@@ -281,11 +280,15 @@ class Node:
         h_t, t_t, both, square, outside = loops().directions_of(own, p, band, h, target)
         if outside:
             return _directions_in_torch(self)
-        entropy = -h_t - self.charge().spent
+        entropy = -h_t - self.charge(KL).spent
         return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_t - h_t, both - square)
 
-    def charge(self, divergence: Divergence = KL) -> Charge:
-        """Return D(h‖q), the acceptance and the mass raised off the head, computed once."""
+    def charge(self, divergence: Divergence | None = None) -> Charge:
+        """Return D(h‖q), the acceptance and the mass raised off the head, computed once.
+
+        The divergence is the policy's ``unit`` unless it is named.
+        """
+        divergence = divergence or self.policy.unit
         if self.last_charge[0] != divergence:
             charge_nodes([self], divergence)
         return self.last_charge[1]

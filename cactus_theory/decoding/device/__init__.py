@@ -79,6 +79,8 @@ def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
         isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
     ):
         yield "where a drafter is more than a model"
+    if opening.warp.soft:
+        yield f"where {opening.policies[0].spec} relaxes greedy decoding"
     if opening.warp.processors.all:
         yield "where logits processors apply"
     if any(not isinstance(text.rule.schedule, OnePolicy) for text in texts.all):

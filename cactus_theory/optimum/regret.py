@@ -1,0 +1,218 @@
+r"""The best acceptance under a budget of regret: a knapsack of drafted mass.
+
+.. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
+   \sum_i h_i ρ_i \le δ, \qquad ρ_i = \max \ln q − \ln q_i
+
+Regret (:mod:`cactus_theory.divergences.regret`) is linear in h. So drafted mass is kept in the
+order of its regret until the budget is spent, and the rest goes to the likeliest token, which costs
+nothing. At a price ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. Along a path of tokens that
+are known a token also pays for those that follow it: :class:`RegretPath` (THEORY.md, Theorem 30).
+
+A certificate for any ν ≥ 0: A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊, since
+min(p_n, h_n) ≤ ν ρ_n h_n + p_n (1 − ν ρ_n)₊.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.chunks import in_parts, joined
+from cactus_theory.base.rows import greedy
+from cactus_theory.base.threads import one_thread
+from cactus_theory.divergences.regret import REGRET, regrets
+from cactus_theory.optimum.acceptance import ROUNDING
+from cactus_theory.optimum.look_ahead import LookAhead
+
+Rows = Float[Tensor, "*batch vocab"]
+PerRow = Float[Tensor, "*batch #vocab"]
+
+
+@dataclass(frozen=True)
+class OptimalRegret:
+    """The optimum for each row; rows in the input's kind and dtype, scalars in float64."""
+
+    target: Any
+    acceptance: Any
+    regret: Any
+    price: Any
+    gap: Any
+
+
+@one_thread()
+@torch.no_grad()
+def optimal_regret(
+    target_probs: Any,
+    draft_probs: Any,
+    *,
+    delta: Any = None,
+    price: Any = None,
+    acceptance: Any = None,
+    normalise: bool = False,
+) -> OptimalRegret:
+    r"""Maximise acceptance under a bound on the regret of the emitted token.
+
+    .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\;
+       \sum_i h_i (\max \ln q − \ln q_i) \le \delta
+
+    What a nat of KL is to sampling, a nat of regret is to decoding at temperature 0. Tokens that
+    are as likely as the likeliest keep their drafted mass for nothing, but at a price of ∞, which
+    is strict greedy decoding: h is 1 at the first of them.
+
+    Parameters
+    ----------
+    target_probs, draft_probs : (..., V) probabilities, as for
+        :func:`cactus_theory.optimal_acceptance`; of the target at temperature 1.
+    delta : budget ≥ 0 in nats, a number or an array broadcasting to (...).
+    price : instead of delta, tokens per nat, dA/dδ at which to stop.
+    acceptance : instead of delta, the acceptance to reach at the least regret.
+    normalise : as for :func:`cactus_theory.optimal_acceptance`.
+
+    Returns
+    -------
+    target : (..., V), the row h to verify against.
+    acceptance : (...), Σ min(p, h).
+    regret : (...), Σ h ρ in nats.
+    price : (...), dA/dδ of a larger budget: 1/ρ of the marginal token, 0 where all is kept.
+    gap : (...), certified bound minus acceptance; zero up to rounding, and at a price of ∞ the
+        drafted mass of tokens that are as likely as the first.
+
+    Raises
+    ------
+    ValueError
+        As :func:`cactus_theory.optimal_acceptance`; more acceptance than the drafted tokens with
+        q > 0 have.
+    TypeError
+        Rows that are not floats.
+
+    Examples
+    --------
+    >>> q, p = np.array([0.5, 0.4, 0.1]), np.array([0.2, 0.6, 0.2])
+    >>> best = ct.optimal_regret(q, p, price=2.0)
+    >>> best.target.round(3), round(float(best.regret), 3)  # token 2 would cost 1.61 nats
+    (array([0.4, 0.6, 0. ]), 0.134)
+    >>> ct.optimal_regret(q, p, delta=0.0).target
+    array([1., 0., 0.])
+    """
+    knobs = {"delta": delta, "price": price, "acceptance": acceptance}
+    name = check.the_only_one(**knobs)
+    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    batch, most = target.shape[:-1], 1.0 if name == "acceptance" else math.inf
+    amounts = check.row_numbers(name, knobs[name], batch, target.device, 0.0, most).reshape(-1)
+
+    def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        rows, *scalars = _solved(q, p, name, amounts[at][:, None])
+        return rows.to(target.dtype), *scalars
+
+    parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
+    rows, *scalars = joined(parts, amounts.numel())
+    columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
+    return OptimalRegret(*(check.scalar_like(value, target_probs) for value in columns))
+
+
+def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
+    """Return the loss of the token whose amount, in the order of losses, exceeds ``room``, or ∞."""
+    dear, order = lost.sort(-1)
+    cut = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)
+    found = dear.gather(-1, cut.clamp(max=lost.shape[-1] - 1))
+    return torch.where(cut < lost.shape[-1], found, math.inf)
+
+
+def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
+    """Return row, acceptance, regret, price and gap of float64 rows that sum to 1."""
+    lost = regrets(q)
+    drafted = torch.where(q > 0, p, 0.0)
+    if name == "price":
+        price, kept = amount, torch.where(may_keep(lost, amount), drafted, 0.0)
+    else:
+        room = amount if name == "delta" else _least_regret(lost, drafted, amount)
+        price, kept = within_budget(lost, drafted, room)
+    rows = completed(kept, q)
+    accepted, spent = torch.minimum(p, rows).sum(-1), REGRET.value(rows, q)
+    # at a price of 0 or ∞ the terms 0 · ∞ are 0, but for tokens without regret
+    saved = (1 - price * lost).nan_to_num(nan=1.0).clamp(min=0.0)
+    bound = (price[:, 0] * spent).nan_to_num(nan=0.0) + (drafted * saved).sum(-1)
+    return rows, accepted, spent, price[:, 0], bound - accepted
+
+
+def _least_regret(lost: Rows, drafted: Rows, acceptance: PerRow) -> PerRow:
+    """Return the budget at which so much drafted mass is kept; ValueError for more than all."""
+    whole = drafted.sum(-1, keepdim=True)
+    if bool((short := acceptance > whole + ROUNDING).any()):
+        raise ValueError(
+            f"acceptance: must be at most the drafted mass with q > 0, {float(whole[short][0]):g}; "
+            f"got {float(acceptance[short][0])!r}"
+        )
+    marginal = marginal_loss(lost, drafted, acceptance)
+    kept = torch.where(lost < marginal, drafted, 0.0)
+    spent = torch.where(kept > 0, kept * lost, 0.0).sum(-1, keepdim=True)
+    left = (acceptance - kept.sum(-1, keepdim=True)).clamp(min=0.0)
+    return spent + torch.where(marginal < math.inf, left * marginal, 0.0)
+
+
+def may_keep(lost: Rows, price: float | PerRow) -> Bool[Tensor, "*batch vocab"]:
+    """Return whether ν ρ ≤ 1: False at ρ = ∞, and throughout at ν = ∞."""
+    return lost * price <= 1  # 0 · ∞ is NaN
+
+
+def within_budget(lost: Rows, drafted: Rows, room: PerRow) -> tuple[PerRow, Rows]:
+    """Return the price, and the drafted mass that is kept: of marginal tokens an equal share."""
+    costs = torch.where(drafted > 0, drafted * lost, 0.0)
+    marginal = marginal_loss(lost, costs, room)
+    free, tied = lost < marginal, (lost == marginal) & (lost < math.inf)
+    left, due = (torch.where(among, costs, 0.0).sum(-1, keepdim=True) for among in (free, tied))
+    share = ((room - left) / due).clamp(0.0, 1.0)
+    kept = torch.where(free, drafted, torch.where(tied, share * drafted, 0.0))
+    return 1 / marginal, kept
+
+
+def completed(kept: Rows, q: Rows) -> Rows:
+    """Return rows of sum 1, with what is not kept on the first argmax of q; NaN where q has NaN."""
+    rest = (1 - kept.sum(-1, keepdim=True)).clamp(min=0.0)
+    return kept.addcmul(rest, first_argmax(q))
+
+
+def first_argmax(q: Rows) -> Rows:
+    """Return one-hot rows, float64, of the first of the likeliest tokens; of an empty row NaN."""
+    return greedy(torch.where(q == 0, -math.inf, q.double()))
+
+
+@dataclass(frozen=True)
+class RegretPath(LookAhead):
+    r"""Keep the n drafted tokens of a path that maximise :math:`n − ν \sum_{i \le n} ρ_i`."""
+
+    def path(
+        self,
+        q: Float[Tensor, "batch K vocab"],
+        ids: Int[Tensor, "batch K"],
+        counts: Int[Tensor, "batch"],
+        worth: Float[Tensor, "batch K1"] | None = None,
+    ) -> Float[Tensor, "batch K"]:
+        """Return 1 for tokens that are kept where they are reached, else 0; of equals the most.
+
+        With F = 0 after the last token, a token is kept iff 1 + F ≥ ν ρ of it, F being that of the
+        token after it, and its own F is max(0, 1 + F − ν ρ): what the tokens from it on are worth.
+        Entries beyond ``counts`` are not read; 0 · ∞ excludes a token, but for the first argmax.
+        """
+        entries = q.gather(-1, ids[..., None])[..., 0]
+        lost = q.amax(-1).double().log() - entries.double().log()
+        cost = (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf)
+        cost = torch.where((ids == q.argmax(-1)) & lost.isfinite(), 0.0, cost)
+        kept, ahead = torch.zeros_like(cost), cost.new_zeros(len(cost))
+        for place in range(ids.shape[1] - 1, -1, -1):
+            ahead = torch.where(counts == place + 1, 0.0, ahead)
+            gain = 1 + ahead - cost[:, place]
+            kept[:, place] = (gain >= 0).double()
+            ahead = gain.clamp(min=0.0)
+        return kept
+
+    def law(self, q: Rows, p: Rows, raised: Float[Tensor, "*batch"]) -> Rows:
+        """Return p where the token is kept, else the first argmax."""
+        return completed(torch.where(raised[..., None] > 0, p.double(), 0.0), q)
+
+    def row(self, q: Any, token: int, raised: float, alive: float) -> None:
+        """Return None: the law is written, as the rest is not in proportion to q."""

@@ -1,0 +1,80 @@
+"""Relaxed greedy decoding: at temperature 0, so many nats of regret for a token."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base.arguments import ungraphed
+from cactus_theory.divergences.regret import REGRET, regrets
+from cactus_theory.optimum.regret import (
+    RegretPath,
+    completed,
+    first_argmax,
+    may_keep,
+    within_budget,
+)
+from cactus_theory.policies._base_classes import FixedTarget
+from cactus_theory.policies._decisions import Declaration, PathState
+from cactus_theory.policies._knobs import NotNegative
+from cactus_theory.policies._policy import Rows
+from cactus_theory.policies._registry import register
+
+
+@register("regret")
+@dataclass(frozen=True)
+class Regret(FixedTarget):
+    r"""Keep drafted tokens that are nearly as likely as the target's likeliest, else emit that one.
+
+    For temperature 0, where it sees the target's rows at temperature 1. The regret of a token is
+    ρ_n = max ln q − ln q_n. At a ``price`` ν, in tokens per nat of regret, a token is kept iff
+    ν ρ_n ≤ 1; within a budget ``delta`` of a row drafted mass is kept in the order of its regret,
+    the marginal token at random. At a price of ∞ this is strict greedy decoding. Source:
+    THEORY.md, Theorem 30.
+
+    In blocks a deterministic draft, as all are at temperature 0, is known to its end: at a price
+    the n tokens are kept that maximise n − ν Σ ρ, the best of one round
+    (:class:`cactus_theory.optimum.regret.RegretPath`).
+    """
+
+    price: NotNegative | None = None
+    delta: NotNegative | None = None
+
+    unit = REGRET
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check.the_only_one(price=self.price, delta=self.delta)
+
+    @property
+    def knob(self) -> str:  # type: ignore[override]
+        """Return the knob in use, price or delta."""
+        return "price" if self.delta is None else "delta"
+
+    @cached_property
+    def look_ahead(self) -> RegretPath | None:  # type: ignore[override]
+        """Return the best law of blocks of deterministic drafts, at a price."""
+        return None if self.price is None else RegretPath(self.price)
+
+    def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
+        """Return p where it is kept, and the rest on the first argmax of q."""
+        if path is not None and path.raised is not None and self.look_ahead is not None:
+            return self.look_ahead.law(q, p, path.raised)
+        lost, drafted = regrets(q), torch.where(q > 0, p.double(), 0.0)
+        if self.delta is None:
+            assert self.price is not None  # one of the two is given
+            kept = torch.where(may_keep(lost, self.price), drafted, 0.0)
+        else:
+            _, kept = within_budget(lost, drafted, torch.full_like(lost[..., :1], self.delta))
+        return completed(kept, q)
+
+    def undrafted(self, q: Rows) -> Rows:
+        """Return 1 at the first argmax of q."""
+        return first_argmax(ungraphed(q))
+
+    @property
+    def declares(self) -> Declaration:
+        """Return: no divergence budget; the regret of every row within delta, or as priced."""
+        direction = -1 if self.delta is None else 1
+        return Declaration(direction, None, None, continuous=False)
