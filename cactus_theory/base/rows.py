@@ -139,10 +139,9 @@ def greedy(
 def softmax_in_order(
     scores: Float[Tensor, "*rows vocab"], out: Tensor | None = None
 ) -> Float[Tensor, "*rows vocab"]:
-    """Return softmax(scores), whose first largest entry is where that of the scores is.
+    """Return softmax(scores) with its first largest entry where the scores have theirs.
 
-    Rounding may tie tokens whose scores differ; of these the ones before the first are lowered by
-    an ulp, so that greedy decoding from the rows is that from the scores.
+    Where rounding ties it with earlier ones, these are lowered by an ulp.
     """
     best = scores.argmax(-1, keepdim=True)
     rows = torch.softmax(scores, -1, out=out)

@@ -3,13 +3,9 @@ r"""The best acceptance under a budget of regret: a knapsack of drafted mass.
 .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
    \sum_i h_i ρ_i \le δ, \qquad ρ_i = \max \ln q − \ln q_i
 
-Regret (:mod:`cactus_theory.divergences.regret`) is linear in h. So drafted mass is kept in the
-order of its regret until the budget is spent, and the rest goes to the likeliest token, which costs
-nothing. At a price ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. Along a path of tokens that
-are known a token also pays for those that follow it: :class:`RegretPath` (THEORY.md, Theorem 30).
-
-A certificate for any ν ≥ 0: A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊, since
-min(p_n, h_n) ≤ ν ρ_n h_n + p_n (1 − ν ρ_n)₊.
+Regret is linear in h: drafted mass is kept in the order of its regret until the budget is spent,
+and the rest goes to the likeliest token, which costs nothing. At a price ν, in tokens per nat, a
+token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0 A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊ (THEORY.md, Theorem 30).
 """
 
 import math
@@ -17,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -59,9 +55,9 @@ def optimal_regret(
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\;
        \sum_i h_i (\max \ln q − \ln q_i) \le \delta
 
-    What a nat of KL is to sampling, a nat of regret is to decoding at temperature 0. Tokens that
-    are as likely as the likeliest keep their drafted mass for nothing, but at a price of ∞, which
-    is strict greedy decoding: h is 1 at the first of them.
+    A nat of regret is to decoding at temperature 0 what a nat of KL is to sampling. Ties of the
+    likeliest token keep their drafted mass for nothing, but at a price of ∞: strict greedy
+    decoding, h = 1 at the first of them.
 
     Parameters
     ----------
@@ -77,17 +73,13 @@ def optimal_regret(
     target : (..., V), the row h to verify against.
     acceptance : (...), Σ min(p, h).
     regret : (...), Σ h ρ in nats.
-    price : (...), dA/dδ of a larger budget: 1/ρ of the marginal token, 0 where all is kept.
-    gap : (...), certified bound minus acceptance; zero up to rounding, and at a price of ∞ the
-        drafted mass of tokens that are as likely as the first.
+    price : (...), dA/dδ: 1/ρ of the marginal token, 0 where all is kept.
+    gap : (...), certified bound minus acceptance; zero up to rounding, at a price of ∞ that of ties.
 
     Raises
     ------
-    ValueError
-        As :func:`cactus_theory.optimal_acceptance`; more acceptance than the drafted tokens with
-        q > 0 have.
-    TypeError
-        Rows that are not floats.
+    ValueError, TypeError
+        As :func:`cactus_theory.optimal_acceptance`; more acceptance than drafted mass with q > 0.
 
     Examples
     --------
@@ -127,10 +119,12 @@ def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
     lost = regrets(q)
     drafted = torch.where(q > 0, p, 0.0)
     if name == "price":
-        price, kept = amount, torch.where(may_keep(lost, amount), drafted, 0.0)
+        price, kept = amount, kept_at(lost, drafted, amount)
     else:
-        room = amount if name == "delta" else _least_regret(lost, drafted, amount)
-        price, kept = within_budget(lost, drafted, room)
+        if bool((amount > drafted.sum(-1, keepdim=True) + ROUNDING).any()) and name == "acceptance":
+            rule = "must be at most the drafted mass with q > 0, in some row"
+            raise ValueError(f"acceptance: {rule} {float(drafted.sum(-1).min()):g}; got more")
+        price, kept = kept_within(lost, drafted, amount, drafted if name == "acceptance" else None)
     rows = completed(kept, q)
     accepted, spent = torch.minimum(p, rows).sum(-1), REGRET.value(rows, q)
     # at a price of 0 or ∞ the terms 0 · ∞ are 0, but for tokens without regret
@@ -139,35 +133,25 @@ def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
     return rows, accepted, spent, price[:, 0], bound - accepted
 
 
-def _least_regret(lost: Rows, drafted: Rows, acceptance: PerRow) -> PerRow:
-    """Return the budget at which so much drafted mass is kept; ValueError for more than all."""
-    whole = drafted.sum(-1, keepdim=True)
-    if bool((short := acceptance > whole + ROUNDING).any()):
-        raise ValueError(
-            f"acceptance: must be at most the drafted mass with q > 0, {float(whole[short][0]):g}; "
-            f"got {float(acceptance[short][0])!r}"
-        )
-    marginal = marginal_loss(lost, drafted, acceptance)
-    kept = torch.where(lost < marginal, drafted, 0.0)
-    spent = torch.where(kept > 0, kept * lost, 0.0).sum(-1, keepdim=True)
-    left = (acceptance - kept.sum(-1, keepdim=True)).clamp(min=0.0)
-    return spent + torch.where(marginal < math.inf, left * marginal, 0.0)
+def kept_at(lost: Rows, drafted: Rows, price: float | PerRow) -> Rows:
+    """Return the drafted mass that is kept at a price: none at ρ = ∞, and none at ν = ∞."""
+    return torch.where(lost * price <= 1, drafted, 0.0)  # 0 · ∞ is NaN
 
 
-def may_keep(lost: Rows, price: float | PerRow) -> Bool[Tensor, "*batch vocab"]:
-    """Return whether ν ρ ≤ 1: False at ρ = ∞, and throughout at ν = ∞."""
-    return lost * price <= 1  # 0 · ∞ is NaN
+def kept_within(
+    lost: Rows, drafted: Rows, room: PerRow, amounts: Rows | None = None
+) -> tuple[PerRow, Rows]:
+    """Return the price, and the drafted mass that is kept: of marginal tokens an equal share.
 
-
-def within_budget(lost: Rows, drafted: Rows, room: PerRow) -> tuple[PerRow, Rows]:
-    """Return the price, and the drafted mass that is kept: of marginal tokens an equal share."""
-    costs = torch.where(drafted > 0, drafted * lost, 0.0)
-    marginal = marginal_loss(lost, costs, room)
+    ``room`` is a budget of regret, or of other ``amounts``.
+    """
+    if amounts is None:
+        amounts = torch.where(drafted > 0, drafted * lost, 0.0)
+    marginal = marginal_loss(lost, amounts, room)
     free, tied = lost < marginal, (lost == marginal) & (lost < math.inf)
-    left, due = (torch.where(among, costs, 0.0).sum(-1, keepdim=True) for among in (free, tied))
-    share = ((room - left) / due).clamp(0.0, 1.0)
-    kept = torch.where(free, drafted, torch.where(tied, share * drafted, 0.0))
-    return 1 / marginal, kept
+    left, due = (torch.where(among, amounts, 0.0).sum(-1, keepdim=True) for among in (free, tied))
+    share = torch.where(marginal > 0, (room - left) / due, 1.0).clamp(0.0, 1.0)
+    return 1 / marginal, torch.where(free, drafted, torch.where(tied, share * drafted, 0.0))
 
 
 def completed(kept: Rows, q: Rows) -> Rows:
@@ -194,9 +178,8 @@ class RegretPath(LookAhead):
     ) -> Float[Tensor, "batch K"]:
         """Return 1 for tokens that are kept where they are reached, else 0; of equals the most.
 
-        With F = 0 after the last token, a token is kept iff 1 + F ≥ ν ρ of it, F being that of the
-        token after it, and its own F is max(0, 1 + F − ν ρ): what the tokens from it on are worth.
-        Entries beyond ``counts`` are not read; 0 · ∞ excludes a token, but for the first argmax.
+        What tokens from one on are worth is F = max(0, 1 + F′ − ν ρ), F′ that of the next token,
+        0 after the last one. The token is kept iff 1 + F′ ≥ ν ρ.
         """
         entries = q.gather(-1, ids[..., None])[..., 0]
         lost = q.amax(-1).double().log() - entries.double().log()

@@ -12,8 +12,8 @@ from cactus_theory.optimum.regret import (
     RegretPath,
     completed,
     first_argmax,
-    may_keep,
-    within_budget,
+    kept_at,
+    kept_within,
 )
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies._decisions import Declaration, PathState
@@ -29,13 +29,9 @@ class Regret(FixedTarget):
 
     For temperature 0, where it sees the target's rows at temperature 1. The regret of a token is
     ρ_n = max ln q − ln q_n. At a ``price`` ν, in tokens per nat of regret, a token is kept iff
-    ν ρ_n ≤ 1; within a budget ``delta`` of a row drafted mass is kept in the order of its regret,
-    the marginal token at random. At a price of ∞ this is strict greedy decoding. Source:
-    THEORY.md, Theorem 30.
-
-    In blocks a deterministic draft, as all are at temperature 0, is known to its end: at a price
-    the n tokens are kept that maximise n − ν Σ ρ, the best of one round
-    (:class:`cactus_theory.optimum.regret.RegretPath`).
+    ν ρ_n ≤ 1, in a block the n tokens that maximise n − ν Σ ρ. Within a budget ``delta`` of a row
+    drafted mass is kept in the order of its regret, the marginal token at random. A price of ∞ is
+    strict greedy decoding. Source: THEORY.md, Theorem 30.
     """
 
     price: NotNegative | None = None
@@ -64,9 +60,9 @@ class Regret(FixedTarget):
         lost, drafted = regrets(q), torch.where(q > 0, p.double(), 0.0)
         if self.delta is None:
             assert self.price is not None  # one of the two is given
-            kept = torch.where(may_keep(lost, self.price), drafted, 0.0)
+            kept = kept_at(lost, drafted, self.price)
         else:
-            _, kept = within_budget(lost, drafted, torch.full_like(lost[..., :1], self.delta))
+            _, kept = kept_within(lost, drafted, torch.full_like(lost[..., :1], self.delta))
         return completed(kept, q)
 
     def undrafted(self, q: Rows) -> Rows:
