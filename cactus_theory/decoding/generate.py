@@ -43,7 +43,9 @@ def generate(
     num_draft_tokens : K ≥ 1; fewer are drafted where fewer than K + 1 tokens have room.
     max_new_tokens : never exceeded; T + max_new_tokens must fit both models' positions.
     attention_mask : (B, T), 0 on padding (in front of shorter prompts), which takes no position.
-    temperature : of both models; 0 is greedy.
+    temperature : of both models; 0 is greedy, and nearly so with ``regret``, a policy for 0 alone,
+        which sees the target's rows at temperature 1; a policy that keeps to the target's tokens
+        relaxes nothing there.
     logits_processor : Hugging Face processors, applied to both models before the temperature.
         They see prompts as they were given, padding included. Those of your own are for one text.
     eos_token_ids : tokens that end a text, anywhere in a round; ``()`` for none. The default is
@@ -57,8 +59,8 @@ def generate(
     fast_forward : whether Llama-like models run through this package's own forward pass
         (True, refusing others), the library's (False), or whichever fits (None). Both
         compute the same function up to rounding.
-    meter : also add up the emitted KL, or the divergence named; its time is kept out of the
-        decode's.
+    meter : also add up the emitted KL, for ``regret`` the regret, or the divergence named; its
+        time is kept out of the decode's.
     record_rows : also return the verified rows.
     log_probs : also return ln q and ln h of every new token; needs the meter, which has the
         emitted laws.
@@ -114,7 +116,8 @@ def generate(
     Warns
     -----
     UserWarning
-        Half precision that a CPU emulates, probabilities where logits belong.
+        Half precision that a CPU emulates, probabilities where logits belong, a lossy policy that
+        relaxes nothing at temperature 0.
 
     Examples
     --------

@@ -57,7 +57,7 @@ class Reading:
     entropy, surprise, agreement : Σ over new tokens of :func:`cactus_theory.emitted.directions`,
         known of all requests together: how random the laws are that tokens were drawn from, how
         much less likely these make texts under the target, and how much more often they say what
-        the target would say if it were asked again.
+        the target would say if it were asked again. Beside regret q is the row at temperature 1.
     """
 
     rounds: Mapping[Kind, int]

@@ -74,7 +74,7 @@ def optimal_regret(
     acceptance : (...), Σ min(p, h).
     regret : (...), Σ h ρ in nats.
     price : (...), dA/dδ: 1/ρ of the marginal token, 0 where all is kept.
-    gap : (...), certified bound minus acceptance; zero up to rounding, at a price of ∞ that of ties.
+    gap : (...), certified bound minus acceptance; 0 up to rounding, at a price of ∞ that of ties.
 
     Raises
     ------
