@@ -51,6 +51,7 @@ CASES = list(product(LENGTHS, (math.nan, -math.inf), (0.0, 1.0), KINDS))
 
 
 # every 11th: prime to the 9 kinds, 2 temperatures, 2 values and 3 lengths, so all are met
+@pytest.mark.filterwarnings("ignore:policy. .* relaxes nothing at temperature 0")
 @pytest.mark.parametrize(("length", "value", "temperature", "kind"), CASES[:: amount(11, 1)])
 def test_names_text_position_and_cause(tiny, kind, value, temperature, length):
     spoilt = [Spoil(value, length)]

@@ -111,6 +111,7 @@ def assert_metered(reading, rule, charged):
     assert reading.expected_accepted == pytest.approx(expected, rel=METERED)
 
 
+@pytest.mark.filterwarnings("ignore:policy. .* relaxes nothing at temperature 0")
 @pytest.mark.parametrize(("policy", "verifier"), [CASES[0], CASES[-1]])
 def test_greedy_texts_are_those_of_the_usual_loop(single, interpreted, policy, verifier):
     options = {"policy": policy, "verifier": verifier, "temperature": 0.0, "max_new_tokens": 5}

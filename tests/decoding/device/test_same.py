@@ -68,6 +68,7 @@ def moved(request, tiny):
     return [copy.deepcopy(model).to(request.param) for model in tiny]
 
 
+@pytest.mark.filterwarnings("ignore:policy. .* relaxes nothing at temperature 0")
 @pytest.mark.parametrize(
     ("policy", "verifier", "temperature"),
     some([(*own, temperature) for temperature in (1.0, 0.0, 0.7) for own in POLICIES], 8),
