@@ -131,7 +131,7 @@ def greedy(
     most, best = scores.max(-1, keepdim=True)
     rows = torch.empty_like(scores) if out is None else out
     rows.zero_().scatter_(-1, best, 1.0)
-    if most.is_cuda or not float(most.min()) > -math.inf:  # NaN is the least, too
+    if most.is_cuda or not bool((most > -math.inf).all()):  # NaN is the least, too
         rows.masked_fill_(~(most > -math.inf), math.nan)
     return rows
 

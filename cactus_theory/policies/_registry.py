@@ -108,13 +108,23 @@ def class_of(spec: str | Policy | type[Policy]) -> type[Policy]:
 
 def _known(name: str) -> Any:
     """Return the policy that is registered under a name, or the ``@ct.rule`` of this process."""
-    places = [place for place, kind in DEFINED.items() if kind.name == name]
+    found = {place: kind for place, kind in DEFINED.items() if kind.name == name}
+    places = [
+        *{_written(kind.source.function) or place: place for place, kind in found.items()}.values()
+    ]
     if name in POLICIES.known or not places:
         return POLICIES.find(name)
     if len(places) > 1:
         several = ", ".join(map(".".join, places))
         raise ValueError(f"policy: must name one function under @ct.rule; {name!r} names {several}")
     return DEFINED[places[0]]
+
+
+def _written(function: Any) -> tuple[str, str] | None:
+    """Return file and name of a function: one that is imported and read by its path is one."""
+    code = getattr(function, "__code__", None)
+    known = code is not None and Path(code.co_filename).is_file()
+    return (code.co_filename, code.co_qualname) if known else None
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:

@@ -25,6 +25,7 @@ from cactus_theory.base import defaults
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.emitted import directions
 from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.policies import Policy, read_policy
@@ -121,6 +122,11 @@ def replay_widths(
         for kind in map(read_divergence, (own for own in divergences if own not in SIGNED))
     }
     verifier.check(rule)
+    if rule.unit == REGRET:
+        raise ValueError(
+            f"policy: {rule.spec} is for temperature 0; got a trace of temperature "
+            f"{trace.header.setting.temperature:g}"
+        )
     passes = [checked] if shares_rows(policy, verifier) else [[width] for width in checked]
     logged, names = trace.header.setting, {"policy": rule.spec, "verifier": verifier.spec}
     replays = {

@@ -141,6 +141,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
         return None
     from cactus_theory.base.arguments import number, one_of
     from cactus_theory.decoding.ledger import Ledger
+    from cactus_theory.divergences.regret import REGRET
     from cactus_theory.policies import read_policy
     from cactus_theory.verify import find_verifier
 
@@ -151,6 +152,10 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     def checked(spec: str) -> "Policy":
         rule = read_policy(spec).at_ends(())  # no tokenizer is known here
         named(VERIFIER, verifier.check, rule)
+        if rule.unit == REGRET:
+            raise ValueError(
+                f"must be for temperatures above 0, as vLLM decides others itself; got {rule.spec}"
+            )
         if cap is not None:
             named(CAP, Ledger, rule, min(cap, 1.0))
         return rule

@@ -15,6 +15,7 @@ from cactus_theory.decoding.hugging_face import speculative_generate
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.testing import assert_policy_properties
+from cactus_theory.traces import replay
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.node import nodes_of_rows
 from tests.amounts import amount
@@ -123,7 +124,7 @@ def test_batches_keep_the_strict_text_at_a_price_of_infinity(tiny, name):
 
 def test_a_ledger_s_cap_is_kept_at_every_length(tiny):
     tight = 0
-    for run in range(60):
+    for run in range(amount(15, 60)):
         ids = torch.randint(0, 24, (1, 5), generator=torch.Generator().manual_seed(run))
         cap, burst = (0.005, 0.05, 0.3)[run % 3], 0.1 * (run % 2)
         price = (0.3, 2.0, 20.0)[run // 3 % 3]
@@ -241,6 +242,12 @@ def test_the_command_prints_regret(capsys):
     assert "band:price=1 relaxes nothing at temperature 0" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_it_is_what_it_declares():
     for spec in ("regret:price=2", "regret:delta=0.1"):
         assert_policy_properties(ct.policy(spec))
+
+
+def test_a_trace_at_another_temperature_refuses_it():
+    with pytest.raises(ValueError, match="regret:price=20.0 is for temperature 0; got a trace of"):
+        replay("simulations/data/trace", "regret:price=20")
