@@ -123,8 +123,9 @@ def _known(name: str) -> Any:
 def _written(function: Any) -> tuple[str, str] | None:
     """Return file and name of a function: one that is imported and read by its path is one."""
     code = getattr(function, "__code__", None)
-    known = code is not None and Path(code.co_filename).is_file()
-    return (code.co_filename, code.co_qualname) if known else None
+    if code is None or not Path(code.co_filename).is_file():
+        return None
+    return code.co_filename, code.co_qualname
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
