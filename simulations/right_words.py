@@ -80,10 +80,13 @@ def _judged(harness: Harness, config: Config, group: int, words: list[str], read
     """Return which answers of a batch are right, and its tokens, calls and nats."""
     done = harness.decode(config, group, meter=True)
     texts = [read.decode(own, skip_special_tokens=True) for own in done.outputs]
-    right = [bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
-             for word, text in zip(words, texts, strict=True)]  # fmt: skip
-    own = done.record
+    right, own = [*map(holds, texts, words)], done.record
     return {"right": right, "sums": [own["tokens"], own["row_calls"], own["kl"]]}
+
+
+def holds(text: str, word: str) -> bool:
+    """Return whether a word, or some, stands in a text by itself, in letters of any case."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
 def _table(policies: list[str], results: list[Any], questions: int) -> list[dict[str, Any]]:

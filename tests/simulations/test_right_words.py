@@ -7,7 +7,7 @@ import pytest
 
 from simulations.__main__ import main
 from simulations.common.results import read_csv
-from simulations.right_words import _table
+from simulations.right_words import _table, holds
 
 SMALL = ["--num-facts", "3", "--answers", "2", "--max-new-tokens", "4", "--batch", "4"]
 
@@ -33,6 +33,13 @@ def test_a_policy_that_is_lossless_has_the_same_answers(tmp_path) -> None:
     lines = (tmp_path / "journal.jsonl").read_text(encoding="utf-8").splitlines()[1:]
     results = [json.loads(line) for line in lines]
     assert [own["sums"][:2] for own in results[:2]] == [own["sums"][:2] for own in results[2:]]
+
+
+def test_a_word_counts_where_it_stands_by_itself() -> None:
+    for text, word in (("It is PARIS.", "Paris"), ("1+1=12", "12"), ("New York!", "new york")):
+        assert holds(text, word)
+    for text, word in (("Parisian", "Paris"), ("It is 120", "12"), ("312", "12"), ("a b", "a.b")):
+        assert not holds(text, word)
 
 
 def test_differences_are_paired_by_question() -> None:
