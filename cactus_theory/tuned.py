@@ -14,7 +14,7 @@ from cactus_theory.traces.log import check_weights
 from cactus_theory.verify.contract import find_verifier, registered_verifier
 
 FORMAT = "cactus-theory tuned"
-VERSION = 1
+VERSION = 2
 WEIGHTS = ("model_dtype", "target_weights", "draft_weights")
 
 
@@ -34,7 +34,7 @@ class TunedSetting(Setting):
     @property
     def below_floor(self) -> str | None:
         """Return a sentence if the level is below what rounding costs."""
-        if self.level is None or self.noise_floor is None or self.divergence != "kl":
+        if self.level is None or self.noise_floor is None:
             return None
         return below_floor(self.level, self.noise_floor)
 
@@ -65,7 +65,7 @@ class TunedSetting(Setting):
 
 
 def below_floor(level: float, floor: float) -> str | None:
-    """Return a warning for a budget, KL a token in nats, below the noise floor, else None."""
+    """Return a warning for a budget, nats a token, below the noise floor in its unit, else None."""
     if level >= floor:
         return None
     return (
@@ -87,7 +87,8 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     level, divergence : what may be metered per emitted token, where it was tuned.
     weights : what tells the two models from others, where it is known.
     dtype : of the models that were timed, where it is known.
-    noise_floor : KL per token between the target's wide and single passes, where it was measured.
+    noise_floor : of KL, or regret, per token between the target's wide and single passes, where it
+        was measured in the unit of the level.
     cuts : of the rows that it was tuned on; where the draft's are others, draft with
         ``tuned.drafter(draft_model)``.
 
@@ -115,8 +116,10 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
         choice = choice if best is None else _choice(path, best, trust_code)
         weights = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
-        if (floor := about.get("noise_floor")) is not None:
-            floor = _amount(path, "noise_floor", floor["kl_per_token"])
+        if (floor := about.get("noise_floor")) and floor["divergence"] != divergence:
+            floor = None
+        if floor is not None:
+            floor = _amount(path, "noise_floor", floor["per_token"])
         cuts = Cuts.of(about) or WHOLE
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None

@@ -34,6 +34,9 @@ GROUPS = {
                           "--num-prompts 8 --batch 8 --max-new-tokens 8 --nats 0.05 "
                           "--laws speculative --policy band:price --elsewhere tempered "
                           "--out build/example/price-travels", "price_travels"),
+        "greedy": ("rules of greedy decoding at equal regret, along strict texts; resumes",
+                   "--num-prompts 3 --max-new-tokens 12 --num-draft-tokens 2 3 "
+                   "--out build/example/greedy", "greedy"),
         "right-words": ("how often short answers hold the right word, by policy; resumes",
                         "--num-facts 3 --answers 2 --max-new-tokens 4 --batch 3 "
                         "--out build/example/right-words", "right_words"),

@@ -109,7 +109,7 @@ def whole(folder: Path) -> dict[str, bytes]:
     save_trace(folder / "trace", [[cycle]] * 5, **sizes)
     best = {"policy": "band:price=1", "verifier": "block",
             "num_draft_tokens": 2}  # fmt: skip
-    tuned = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
+    tuned = {"format": "cactus-theory tuned", "version": 2, "level": 0.1, "divergence": "kl",
              "source": {"temperature": 1.0, "target_weights": "a"},
              "recommended": best}  # fmt: skip
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1024,

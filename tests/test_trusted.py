@@ -53,7 +53,7 @@ def ran(spec: str) -> bool:
 def tuned(folder: Path, policy: str = "band:price=1", **more) -> Path:
     """Write what ``tune`` writes; ``more`` is of the recommended setting."""
     best = {"policy": policy, "verifier": "block", "num_draft_tokens": 2} | more
-    content = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
+    content = {"format": "cactus-theory tuned", "version": 2, "level": 0.1, "divergence": "kl",
                "source": {}, "recommended": best}  # fmt: skip
     path = folder / "tuned.json"
     path.write_text(json.dumps(content))

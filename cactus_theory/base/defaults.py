@@ -4,7 +4,8 @@ Commands that log rows, or time whole grids, have sizes of their own, which thei
 Tolerances are in ``tolerances.py``, confidence levels in ``significance.py``.
 """
 
-POLICY = "speculative"
+# lossless sampling, and strict greedy decoding, its place at temperature 0
+POLICY, STRICT = "speculative", "regret:price=inf"
 VERIFIER = "chain"
 NUM_DRAFT_TOKENS = 4
 # of a text; a command needs some limit, in Python it is named

@@ -12,6 +12,7 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_nats,
     add_policy,
+    add_regret,
     add_rows,
     add_undrafted,
     refuse,
@@ -20,10 +21,10 @@ from cactus_theory.commands.flags import (
     written,
 )
 from cactus_theory.commands.plot import WIDTHS, save_comparison
-from cactus_theory.divergences import read_divergence
 from cactus_theory.traces.replays import UNDRAFTED
 from cactus_theory.traces.rows import SavedRows
 from cactus_theory.tuning.compare import compare
+from cactus_theory.tuning.knobs import charged_in
 from cactus_theory.verify.contract import verifiers
 
 # flags that say where results go and how they are shown
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                "a value is solved")  # fmt: skip
     add_nats(parser, "divergence a row, or a token of a trace, that each policy spends (0.05)",
              nargs="+", default=[])  # fmt: skip
+    add_regret(parser, "of a trace of temperature 0: nats of regret a token (0.05)", nargs="+",
+               default=[])  # fmt: skip
     add("--acceptance", type=float, nargs="+", default=[], metavar="SHARE",
         help="also, or instead: acceptance that each policy has")  # fmt: skip
     add("--surprise", type=float, metavar="NATS",
@@ -58,7 +61,9 @@ def run(args: argparse.Namespace) -> int:
     if not Path(args.target).is_dir():
         of_traces = "verifier", "num_draft_tokens", "undrafted"
         refuse(args, of_traces, "must be given with a trace", **USUAL)
-    rows, kind = source(args), read_divergence(args.divergence)
+    rows = source(args)
+    held: dict[str, Any] = {name: getattr(args, name) for name in ("nats", "acceptance", "regret")}
+    kind = charged_in(rows, args.divergence, *(name for name, levels in held.items() if levels))
     progress = Progress("solving knobs, lines", 1)
     made = provenance(written(args.parser.prog, args.parser, args, PLACES))
 
@@ -67,11 +72,10 @@ def run(args: argparse.Namespace) -> int:
         if args.csv:
             write_csv(args.csv, lines, {"divergence": kind.spec} | made)
 
-    held: dict[str, Any] = {"nats": args.nats, "acceptance": args.acceptance}
     held["surprise"] = args.surprise
     ways: dict[str, Any] = {"verifiers": args.verifier, "widths": args.num_draft_tokens or [None]}
     ways["undrafted"] = args.undrafted
-    found = compare(args.policy, rows, divergence=kind, on_line=keep, **held, **ways)
+    found = compare(args.policy, rows, divergence=args.divergence, on_line=keep, **held, **ways)
     if args.latex:
         notes = "".join(f"% {name}: {value}\n" for name, value in made.items())
         write_whole(args.latex, f"{notes}{found.latex()}".encode())

@@ -99,6 +99,11 @@ def add_nats(parser: argparse.ArgumentParser, text: str, **options: Any) -> None
     parser.add_argument("--nats", type=float, metavar="NATS", help=text, **options)
 
 
+def add_regret(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
+    """Declare ``--regret``: what takes the place of ``--nats`` at temperature 0."""
+    parser.add_argument("--regret", type=float, metavar="NATS", help=text, **options)
+
+
 def add_undrafted(parser: argparse.ArgumentParser) -> None:
     """Declare ``--undrafted``, for engines such as vLLM that draw undrafted tokens themselves."""
     text = "who draws bonus and plain tokens; the target does so at no cost (%(default)s)"

@@ -20,6 +20,7 @@ from cactus_theory.commands.flags import (
     add_cuts,
     add_nats,
     add_policy,
+    add_regret,
     add_undrafted,
     check_cuts,
     given_cuts,
@@ -39,13 +40,14 @@ from cactus_theory.decoding import Pair
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.traces import Trace
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import below_floor
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.families import USUAL, families
-from cactus_theory.tuning.knobs import checked_level
+from cactus_theory.tuning.knobs import charged_in, checked_level
 from cactus_theory.tuning.measure import REPEATS, Kind, Prompts, measure_costs
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TUNED_WIDTHS, Measure, Tuned, tune
@@ -65,8 +67,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
     add_chat(parser)
     add("--trace", metavar="DIR", help="logged rows of the pair, instead of models")
-    add_nats(parser, "most that may be metered per emitted token, in the divergence's unit",
-             required=True)  # fmt: skip
+    add_nats(parser, "most that may be metered per emitted token, in the divergence's unit")
+    add_regret(parser, "at temperature 0, instead: most nats of regret per emitted token")
     add("--divergence", default=defaults.DIVERGENCE, help="what is metered (%(default)s)")
     add("--surprise", type=float, metavar="NATS",
         help="also: most that emitted tokens may be less likely than the target's (0: no less); "
@@ -101,7 +103,7 @@ def run(args: Namespace) -> int:
     """Print the table and the sentence, or JSON; return 0, 1 if every lossy policy is over."""
     check_asked(args)
     width, cuts = max(args.num_draft_tokens or TUNED_WIDTHS), given_cuts(args)
-    sought = {"level": args.nats, "widths": args.num_draft_tokens}
+    sought = {"level": metered(args.nats, args.regret), "widths": args.num_draft_tokens}
     sought |= {
         name: getattr(args, name) for name in ("divergence", "undrafted", "surprise", "seed")
     }
@@ -118,6 +120,7 @@ def run(args: Namespace) -> int:
     else:
         choose_threads(args.threads)
         trace, about = Trace.open(args.trace), {} if cuts is None else vars(cuts)
+        charged_in(trace, args.divergence, "nats" if args.regret is None else "regret")
         check_cuts(args, trace.header)
         tuned = tune_shown(trace, Costs.ratios(args.cost_ratio, batch=args.batch), sought)
     tuned = replace(tuned, source=tuned.source | about)
@@ -127,8 +130,14 @@ def run(args: Namespace) -> int:
 
 def check_asked(args: Namespace) -> None:
     """Raise, before any work, for flags that are wrong or do not go together."""
-    checked_level(args.nats)
-    families(read_divergence(args.divergence), args.policy)
+    metered(args.nats, args.regret)
+    families(REGRET if args.nats is None else read_divergence(args.divergence), args.policy)
+    if args.nats is None:
+        refuse(args, ("divergence", "surprise"), "must not be given with --regret",
+               divergence=defaults.DIVERGENCE)  # fmt: skip
+    if not args.trace and (args.temperature == 0) is (args.regret is None):
+        rule = "at temperature 0 --regret must be given, above it --nats"
+        raise ValueError(f"--temperature: {rule}; got {args.temperature:g}")
     for name in ("timings", "batch", "cycles"):
         if (count := getattr(args, name)) is not None:
             check.whole_number(name, count, 1)
@@ -146,6 +155,12 @@ def check_asked(args: Namespace) -> None:
     if models:
         check.optional_module("transformers", "llm")
         check.optional_module("safetensors.torch", "llm")
+
+
+def metered(nats: float | None, regret: float | None) -> float:
+    """Return what may be metered per emitted token; ValueError unless one of the two is given."""
+    name = check.the_only_one(**{"--nats": nats, "--regret": regret})
+    return checked_level(nats if regret is None else regret, name)  # type: ignore[arg-type]
 
 
 def digest(*told: Any) -> str:
@@ -190,12 +205,13 @@ def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[Kind]) 
 
 def _noise_floor(target: Any, prompts: Prompts, setting: Setting, tuned: Tuned) -> dict[str, Any]:
     """Return the noise floor for the file; print a warning where the budget is below it."""
-    if setting.temperature == 0 or setting.cuts != WHOLE:  # a changed token has no finite KL
+    if setting.cuts != WHOLE:  # a changed token has no finite KL
         return {}
     progress = Progress("reading passes", FLOOR_TEXTS)
     most = min(FLOOR_TOKENS, prompts.max_new_tokens)
     floor = noise_floor(target, prompts.ids[:FLOOR_TEXTS], max_new_tokens=most,
                         temperature=setting.temperature, on_text=progress.update)  # fmt: skip
-    if tuned.divergence == "kl" and (warning := below_floor(tuned.level, floor.kl_per_token)):
+    own = tuned.divergence == floor.divergence
+    if own and (warning := below_floor(tuned.level, floor.per_token)):
         print(f"tune: {warning}", file=sys.stderr)
     return {"noise_floor": vars(floor)}

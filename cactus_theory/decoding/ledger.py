@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
@@ -20,7 +21,6 @@ from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes
 from cactus_theory.verify.tree import Tree
 
-LOSSLESS, GREEDY = "speculative", "regret:price=inf"
 # prices on a policy's ladder, its own among them, and the ratio of each to the one before
 RUNGS, STEP = 7, math.sqrt(2)
 # credit, in tokens, below which prices rise, by STEP whenever it falls by STEP². On answers
@@ -89,7 +89,7 @@ class Ledger(Schedule):
         """Take the schedule to follow, and the ladders of its policies, by number."""
         policies, numbers = list[Policy](), []
         for own in inner.policies:
-            strict = read_policy(GREEDY if own.unit == REGRET else LOSSLESS)
+            strict = read_policy(defaults.STRICT if own.unit == REGRET else defaults.POLICY)
             ladder = (*_ladder(own), strict)
             policies += [policy for policy in ladder if policy not in policies]
             numbers.append([policies.index(policy) for policy in ladder])

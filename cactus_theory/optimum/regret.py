@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -165,6 +165,15 @@ def first_argmax(q: Rows) -> Rows:
     return greedy(torch.where(q == 0, -math.inf, q.double()))
 
 
+def losses(
+    q: Float[Tensor, "*batch vocab"], ids: Int[Tensor, "*batch"]
+) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
+    """Return ρ of a token of each row, float64, and whether it is the row's first argmax."""
+    entries = q.gather(-1, ids[..., None])[..., 0]
+    lost = q.amax(-1).double().log() - entries.double().log()
+    return lost, (ids == q.argmax(-1)) & lost.isfinite()
+
+
 @dataclass(frozen=True)
 class RegretPath(LookAhead):
     r"""Keep the n drafted tokens of a path that maximise :math:`n − ν \sum_{i \le n} ρ_i`."""
@@ -176,21 +185,30 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        """Return 1 for tokens that are kept where they are reached, else 0; of equals the most.
+        """Return 1 for tokens that are kept where they are reached, else 0; of equals the most."""
+        return self.kept(*losses(q, ids), counts)
+
+    def kept(
+        self,
+        lost: Float[Tensor, "batch K"],
+        best: Bool[Tensor, "batch K"],
+        counts: Int[Tensor, "batch"],
+        ahead_counts: bool = True,
+    ) -> Float[Tensor, "batch K"]:
+        """Return the same from the :func:`losses` of the tokens.
 
         What tokens from one on are worth is F = max(0, 1 + F′ − ν ρ), F′ that of the next token,
-        0 after the last one. The token is kept iff 1 + F′ ≥ ν ρ.
+        0 after the last one. The token is kept iff 1 + F′ ≥ ν ρ. Without ``ahead_counts`` F′ is 0
+        for all of them, as a chain has it.
         """
-        entries = q.gather(-1, ids[..., None])[..., 0]
-        lost = q.amax(-1).double().log() - entries.double().log()
         cost = (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf)
-        cost = torch.where((ids == q.argmax(-1)) & lost.isfinite(), 0.0, cost)
+        cost = torch.where(best, 0.0, cost)
         kept, ahead = torch.zeros_like(cost), cost.new_zeros(len(cost))
-        for place in range(ids.shape[1] - 1, -1, -1):
+        for place in range(cost.shape[1] - 1, -1, -1):
             ahead = torch.where(counts == place + 1, 0.0, ahead)
             gain = 1 + ahead - cost[:, place]
             kept[:, place] = (gain >= 0).double()
-            ahead = gain.clamp(min=0.0)
+            ahead = gain.clamp(min=0.0) * ahead_counts
         return kept
 
     def law(self, q: Rows, p: Rows, raised: Float[Tensor, "*batch"]) -> Rows:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 
+from cactus_theory.base import defaults
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
@@ -11,7 +12,7 @@ from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.node import nodes_of_rows, write_laws
 
-LOSSLESS = "speculative"
+LOSSLESS = defaults.POLICY
 # standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
 SURE = 2.0
 # ratio below which two digits show fewer ends: rounding alone moves lossless laws by 1e-16

@@ -31,6 +31,8 @@ from cactus_theory.verify.draft import Draft
 
 # number of entries compared of every weight: other weights of the same shape differ in them
 WEIGHT_ENTRIES = 8
+# precision of logged rows: at temperatures above 0, and at temperature 0
+ROUNDED = "float16", "float32"
 OnText = Callable[[int, int], Any]
 
 
@@ -44,7 +46,7 @@ def log_trace(
     max_new_tokens: int,
     cycles: int | None = None,
     texts: int = 1,
-    dtype: str = "float16",
+    dtype: str | None = None,
     temperature: float = defaults.TEMPERATURE,
     eos_token_ids: int | Iterable[int] | None = None,
     seed: int = 0,
@@ -57,8 +59,10 @@ def log_trace(
     """Decode losslessly and log all rows of every round, those after a rejection too.
 
     The policy is ``speculative`` and the verifier ``chain`` unless others are named, so texts have
-    the target's own law. Every round drafts all ``num_draft_tokens`` (if the drafter has so many),
-    also the last one of a text. A text's file is written when the text has ended: a run that was
+    the target's own law. At temperature 0 the policy is ``regret:price=inf``, so texts are those of
+    strict greedy decoding, and the target's rows are logged at temperature 1. Every round drafts
+    all ``num_draft_tokens`` (if the drafter has so many), also the last one of a text. A text's
+    file is written when the text has ended: a run that was
     killed goes on from there when started with the same arguments, and leaves the same bytes as
     one that was not; with fewer ``cycles`` it is finished earlier.
 
@@ -74,7 +78,7 @@ def log_trace(
         many of both (texts are not cut short); cycles None for one pass.
     dtype : of the logged log-probabilities, float16 or float32. Half the size moved replayed
         tokens and divergences of the shipped pair (150 cycles, five policies) by 1e-4 of
-        themselves at most.
+        themselves at most. None: float16, at temperature 0 float32, as rounding makes ties.
     temperature, cuts : of both models.
     eos_token_ids : tokens that end a text, ``()`` for none; the target's own by default.
     seed : text i takes ``seed + i``.
@@ -101,6 +105,8 @@ def log_trace(
     (2, 2)
     """
     check.optional_module("safetensors.torch", "llm")
+    if not checked_temperature(temperature) and policy == defaults.POLICY:
+        policy = defaults.STRICT
     setting = Setting(policy, num_draft_tokens, verifier, temperature, cuts)
     drafter, uncut = setting.drafter(draft_model), as_drafter(draft_model)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
@@ -121,10 +127,10 @@ def log_trace(
     header = Header(
         vocab_size=text_config(target_model).vocab_size,
         num_draft_tokens=num_draft_tokens,
-        dtype=check.one_of("dtype", dtype, tuple(DTYPES)),
+        dtype=check.one_of("dtype", dtype or ROUNDED[not temperature], tuple(DTYPES)),
         target=name_of(target_model),
         draft=name_of(draft_model),
-        temperature=checked_temperature(temperature),
+        temperature=float(temperature),
         seed=check.whole_number("seed", seed, 0),
         eos_token_ids=sorted(options.ends(target_model)),
         details={

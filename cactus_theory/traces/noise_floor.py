@@ -18,6 +18,7 @@ from cactus_theory.base import defaults
 from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.divergences import read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import Estimate, combined, ratio_of_sums
 from cactus_theory.traces.replays import batch_law
@@ -32,13 +33,17 @@ class NoiseFloor:
 
     Attributes
     ----------
-    kl_per_token, standard_error : mean KL of a wide pass's row from a single pass's, in nats, and
-        its error over texts.
+    per_token, standard_error : mean KL of a wide pass's row from a single pass's, in nats, and
+        its error over texts; at temperature 0 the mean regret of its argmax.
+    divergence : ``kl`` or ``regret``.
+    changed : share of rows with another argmax in the wide pass.
     rows, width, dtype : rows compared, tokens of a wide pass, of the model.
     """
 
-    kl_per_token: float
+    per_token: float
     standard_error: float
+    divergence: str
+    changed: float
     rows: int
     width: int
     dtype: str
@@ -58,42 +63,51 @@ def noise_floor(
     """Return the mean KL, in nats, of rows of passes of ``width`` tokens from those of one each.
 
     The texts are the target's own, drawn from the single passes; both have a cache of their own.
+    At temperature 0 it is the regret of the wide pass's argmax under the single pass's row: what
+    greedy texts that part at near ties give away.
 
     Parameters
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
     prompts_ids : token ids of each prompt.
     width : tokens of a wide pass: K + 1 where K are drafted.
-    max_new_tokens, temperature, seed : of the texts; at temperature 0 there is no finite KL.
+    max_new_tokens, temperature, seed : of the texts.
     on_text : called with how many are done; True leaves out the rest.
 
     Raises
     ------
     ValueError
-        No prompt or an empty one, sizes below 1, a temperature of 0, a family without a cache.
+        No prompt or an empty one, sizes below 1, a negative temperature, a family without a cache.
     """
     for name, size in {"width": width, "max_new_tokens": max_new_tokens}.items():
         check.whole_number(name, size, 1)
-    check.number("temperature", temperature, 0, open_low=True)
+    check.finite("temperature", temperature, 0)
     if not prompts_ids or not all(map(len, prompts_ids)):
         raise ValueError("prompts_ids: must hold prompts of at least one token; got none or empty")
-    source, spent = torch.Generator().manual_seed(seed), []
+    source, spent, changed = torch.Generator().manual_seed(seed), [], 0
     for prompt in prompts_ids:
         single, wide = (CachedModel(target_model, len(prompt) + max_new_tokens) for _ in range(2))
         rows, new = [_rows(single, list(prompt), temperature)], []
         for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64, device="cpu"):
-            new.append(int(pick(rows[-1].exp(), coin[None].to(rows[-1].device))))
+            own = int(pick(rows[-1].exp(), coin[None].to(rows[-1].device)))
+            new.append(own if temperature else int(rows[-1].argmax()))
             rows.append(_rows(single, new[-1:], temperature))
         _rows(wide, list(prompt), temperature)
         parts = [new[start : start + width] for start in range(0, len(new), width)]
         log_h = torch.cat([_rows(wide, part, temperature, len(part)) for part in parts])
-        gap = torch.where(log_h > -torch.inf, log_h - torch.cat(rows[1:]), 0.0)
-        spent.append(float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum()))
+        log_q, best = torch.cat(rows[1:]), log_h.argmax(-1, keepdim=True)
+        changed += int((best[:, 0] != log_q.argmax(-1)).sum())
+        if temperature:
+            gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
+            spent.append(float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum()))
+        else:
+            spent.append(float((log_q.amax(-1) - log_q.gather(-1, best)[:, 0]).sum()))
         if on_text is not None and on_text(len(spent)) is True:
             break
     mean = ratio_of_sums(np.array(spent), np.full(len(spent), float(max_new_tokens)), "texts")
     count = len(spent) * max_new_tokens
-    return NoiseFloor(mean.value, mean.standard_error, count, width, dtype_of([target_model]))
+    told = "kl" if temperature else REGRET.spec, changed / count, count, width
+    return NoiseFloor(mean.value, mean.standard_error, *told, dtype_of([target_model]))
 
 
 def _rows(
@@ -102,7 +116,7 @@ def _rows(
     """Feed tokens; return the log-probabilities after the last ``keep`` of them."""
     tokens = torch.tensor([ids], device=model.model.device)
     logits = model.feed(tokens, [len(ids)], [keep])[0, :keep].double()
-    return (logits / temperature).log_softmax(-1)
+    return (logits / (temperature or 1.0)).log_softmax(-1)
 
 
 # temperatures over the trace's own, and over the one read off these: between neighbours √KL is

@@ -9,6 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base import defaults
+from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences.regret import REGRET
+from cactus_theory.optimum.regret import losses
 from cactus_theory.traces._folder import (
     MANIFEST,
     UNFINISHED,
@@ -119,6 +123,11 @@ class Trace:
         return [token for token in ids if token < self.header.vocab_size]
 
     @property
+    def unit(self) -> Divergence:
+        """Return what its tokens are charged in: regret at temperature 0, else KL."""
+        return read_divergence(defaults.DIVERGENCE) if self.header.temperature else REGRET
+
+    @property
     def name(self) -> str:
         """Return the folder's name."""
         return self.folder.resolve().name
@@ -213,6 +222,13 @@ class Trace:
                 for start in range(0, len(numbers), size):
                     yield _batch(text, shard, numbers[start : start + size], width, deterministic)
         self._check_drafted(drafted)
+
+    @cached_property
+    def losses(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Return of all cycles text (B,), ids, and :func:`cactus_theory.optimum.regret.losses`."""
+        return [(own.text, own.draft_token_ids,
+                 *losses(own.target_probs[:, :-1], own.draft_token_ids))
+                for own in self.batches(ENTRIES)]  # fmt: skip
 
     def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
         """Return all target rows that have a draft row, and those draft rows, float64.

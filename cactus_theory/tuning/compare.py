@@ -11,7 +11,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, width_of_terminal
-from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences import Divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
 from cactus_theory.policies import Policy, list_policies
@@ -19,7 +19,6 @@ from cactus_theory.policies._registry import class_of
 from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.traces._cut import merged
 from cactus_theory.traces._folder import CUT
-from cactus_theory.traces.ends import LOSSLESS
 from cactus_theory.traces.estimate import Estimate, Replay, valued
 from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.rows import RowMeans, SavedRows, Source, row_means
@@ -28,6 +27,7 @@ from cactus_theory.tuning.families import Family, family_of
 from cactus_theory.tuning.knobs import (
     CLOSE_SURPRISE,
     Knobs,
+    charged_in,
     checked_level,
     knobs_of,
     source_of,
@@ -115,7 +115,8 @@ class Comparison:
     def _cells(self, sign: str) -> tuple[list[str], list[list[str]]]:
         """Return heads and cells of all lines that have numbers."""
         lines = [line for line in self.lines if line["nats"] is not None]
-        columns = {key: own for key, own in COLUMNS.items() if key in lines[0]}
+        columns = {key: own for key, own in COLUMNS.items()
+                   if any(line.get(key) is not None for line in lines)}  # fmt: skip
         cells = [[_cell(line, key, form, sign) for key, (_, form) in columns.items()]
                  for line in lines]  # fmt: skip
         return [head for head, _ in columns.values()], cells
@@ -140,6 +141,7 @@ def compare(
     *,
     nats: Sequence[float] | float = (),
     acceptance: Sequence[float] | float = (),
+    regret: Sequence[float] | float = (),
     surprise: float | None = None,
     divergence: str | Divergence = "kl",
     verifiers: Sequence[str] = (defaults.VERIFIER,),
@@ -152,10 +154,13 @@ def compare(
     Parameters
     ----------
     policies : as of :func:`cactus_theory.solve_knob`; a spec that gives its knob a value is taken
-        as it is. None for all of :func:`cactus_theory.list_policies` but ``regret``, which is for
-        temperature 0. Others are compared with the first one, and with lossless sampling.
+        as it is. None for all of :func:`cactus_theory.list_policies`, those for temperature 0 on
+        a trace of it, the others elsewhere. Others are compared with the first one, and with
+        lossless sampling.
     rows : as of :func:`cactus_theory.solve_knob`.
-    nats, acceptance : what is held equal, one or several values; 0.05 nats if there are none.
+    nats, acceptance, regret : what is held equal, one or several values; 0.05 nats if there are
+        none. On a trace of temperature 0 nats are of regret, which rises in steps: at most so many
+        are spent, and 95 % of them at least.
     surprise : with nats, the most nats by which what is emitted may be less likely under the
         target than its own texts: policies with a knob ``tilt`` get the least one that keeps it,
         which costs least acceptance (Theorem 28).
@@ -178,16 +183,20 @@ def compare(
     band:price=1.15241 0.737
     mixture:alpha=0.276588 0.711
     """
-    kind, source = read_divergence(divergence), source_of(rows)
+    source = source_of(rows)
     asked = [(held, checked_level(level, held)) for held, levels in
-             (("nats", nats), ("acceptance", acceptance))
+             (("nats", nats), ("acceptance", acceptance), ("regret", regret))
              for level in ([levels] if isinstance(levels, int | float) else levels)]  # fmt: skip
-    asked = asked or [("nats", level) for level in USUAL_NATS]
+    kind = charged_in(source, divergence, *(held for held, _ in asked))
+    unit = "regret" if kind == REGRET else "nats"
+    asked = asked or [(unit, level) for level in USUAL_NATS]
     if surprise is not None:
         surprise = check.finite("surprise", surprise, -math.inf)
         if (held := {held for held, _ in asked}) != {"nats"}:
             raise ValueError(f"surprise: must be given with nats alone; got {', '.join(held)}")
-    usual = [name for name in list_policies() if class_of(name).unit != REGRET]
+    usual = [
+        name for name in list_policies() if (class_of(name).unit == REGRET) is (unit != "nats")
+    ]
     chosen = usual if policies is None else list(policies)
     ends = source.ends if isinstance(source, Trace) else ()
     families = [family_of(spec, kind, ends or ("eos",)) for spec in chosen]
@@ -202,7 +211,7 @@ def compare(
     table, total = _Table(source, kind, undrafted, surprise), len(ways) * (1 + len(met))
     for verifier, width in ways:
         table.first, table.lossless = {}, None
-        for family, (held, level) in [(family_of(LOSSLESS, kind), (None, math.inf)), *met]:
+        for family, (held, level) in [(family_of(defaults.POLICY, kind), (None, math.inf)), *met]:
             table.add(replace(family, verifier=verifier), width, held, level)
             if family.name == families[0].name:
                 table.first[held, level] = table.made
@@ -241,9 +250,10 @@ class _Table:
         self.made: Any = None
         self.optima: list[PooledAcceptance] = []
         self.rows: Any = None  # target and draft, but of a trace without draft rows
+        self.signed = () if kind == REGRET else SIGNED[1:]
         if isinstance(source, SavedRows):
             self.rows = source.target_probs, source.draft_probs
-        elif source.manifest.total("draft_rows"):
+        elif source.manifest.total("draft_rows") and kind != REGRET:
             self.rows = source.rows()
             if CUT in source.header.details:  # a hundredth of the entries, the same optimum
                 self.rows = merged(*self.rows)
@@ -280,7 +290,7 @@ class _Table:
     def _knobs(self, family: Family, width: int, held: str | None) -> Knobs:
         key = family.key, width, held, tilt_of(family.base)
         if key not in self.known:
-            own = family, width, self.kind, held or "nats", self.undrafted, SIGNED[1:]
+            own = family, width, self.kind, held or "nats", self.undrafted, self.signed
             self.known[key] = knobs_of(self.source, *own)
         return self.known[key]
 
@@ -315,7 +325,7 @@ class _Table:
         for name in SIGNED:
             line |= valued(name, own and getattr(own, name))
         if isinstance(made, Replay):  # of what is emitted, by any verifier
-            for name in SIGNED[1:]:
+            for name in self.signed:
                 line |= valued(name, made.divergence_per_token(name))
         return line | columns
 

@@ -13,15 +13,17 @@ from inspect import Parameter
 from typing import Any
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
 from cactus_theory.base.copies import called
 from cactus_theory.base.specs import merged_knobs, parse_spec
 from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, _knobs, read_policy
 from cactus_theory.policies._registry import class_of
 from cactus_theory.policies._tilt import Tilted, tilt_of
 from cactus_theory.policies.band import EOS, Band
-from cactus_theory.traces.ends import LOSSLESS
+from cactus_theory.traces.replays import check_unit
 from cactus_theory.verify.contract import find_verifier
 
 # a policy and the knob that is free, without a value: ``band:price``, ``mine.py:rule:alpha,k=2``
@@ -47,12 +49,14 @@ Scale = tuple[Callable[[float], float], float, float, float]
 NEAR, FAR = 1e-9, 1e6
 # policy that is tuned by default → its verifiers
 USUAL = {
-    LOSSLESS: ("chain", "block"),
+    defaults.POLICY: ("chain", "block"),
     "cactus": ("chain",),
     "band": ("chain", "block"),
     "lenience": ("chain",),
     "mixture": ("chain",),
 }
+# the same at temperature 0
+USUAL_GREEDY = {defaults.STRICT: ("chain",), "regret": ("chain", "block")}
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Family:
     @property
     def lossless(self) -> bool:
         """Return whether it emits the target's law."""
-        return self.name == LOSSLESS
+        return self.name in (defaults.POLICY, defaults.STRICT)
 
     def value(self, looseness: float) -> float:
         """Return the knob's value at a looseness, with six digits."""
@@ -129,12 +133,18 @@ def family_of(
     Raises
     ------
     ValueError, TypeError
-        As :func:`cactus_theory.policy`; a band's price in a divergence without one.
+        As :func:`cactus_theory.policy`; a band's price in a divergence without one; a policy of
+        temperature 0 where nats are not of regret, or another where they are.
     """
     bare = BARE.fullmatch(spec) if isinstance(spec, str) else None
     name, varied, others = bare.groups() if bare else (spec, None, None)
     word = f"{name}:{others}" if others else name
     own, given = class_of(word), merged_knobs(word, {}) if isinstance(word, str) else {}
+    if word == defaults.POLICY and kind == REGRET:
+        word = defaults.STRICT
+        own, given = class_of(word), merged_knobs(word, {})
+    told = "nats of regret" if kind == REGRET else f"nats of {kind.spec}"
+    check_unit(name if isinstance(name, str) else name.spec, own.unit, kind, told)
     fixed: dict[str, Any] = {}
     if issubclass(own, Band) and not isinstance(word, Policy):
         if varied == "price" and not kind.priced:
@@ -160,9 +170,9 @@ def family_of(
 
 def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str | None:
     """Return the knob that is free where a spec names none; None if it has a value, or no knob."""
-    if isinstance(word, str) and issubclass(own, Band):
+    if isinstance(word, str) and {"price", "delta"} <= {*_knobs.of(own)}:
         named = {"price", "delta"} & set(given)
-        return None if named else "price" if kind.priced else "delta"
+        return None if named else "price" if kind.priced or kind == REGRET else "delta"
     knob = word.knob if isinstance(word, Policy) else own.knob
     named = (name for name in _knobs.of(own) if name in KNOBS and name != "tilt")
     knob = knob or next(named, None)
@@ -220,12 +230,13 @@ def families(
     ValueError, TypeError
         As :func:`family_of`; a policy that no verifier can follow.
     """
-    found = []
-    for spec in list(USUAL) if specs is None else [LOSSLESS, *specs]:
+    found, judges = [], USUAL_GREEDY if kind == REGRET else USUAL
+    for spec in list(judges) if specs is None else [next(iter(judges)), *specs]:
         word, _, judge = spec.partition("@") if isinstance(spec, str) else (spec, "", "")
         family = family_of(word, kind, ends)
         name = called(family.base)
-        usual = USUAL.get("cactus" if "cactus" in name else name, USUAL[LOSSLESS])
+        own = "cactus" if "cactus" in name else name
+        usual = judges.get(family.name, judges.get(own, USUAL[defaults.POLICY]))
         able, refused = followers(family.base, [find_verifier(judge).name] if judge else usual)
         if not able:
             rule = f"a verifier must be able to follow {family.base.spec}"

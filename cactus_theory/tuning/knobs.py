@@ -19,12 +19,16 @@ from cactus_theory.base import defaults
 from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.specs import blamed
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy
 from cactus_theory.traces.replays import draft_width, replay_widths, shares_rows
 from cactus_theory.traces.rows import SavedRows, Source, row_means
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family, family_of
 
+# nats of regret are a sum over few tokens and jump from step to step: the largest relative distance
+# below the level at which the last step before it is taken
+STEP = 0.05
 # largest relative miss of the nats where K share replays, a tenth of the standard error over 20
 # texts; of the nats, and of an acceptance, of one policy
 TOLERANCE, EXACT, CLOSE = 2e-3, 5e-4, 2e-4
@@ -68,6 +72,7 @@ class Knobs:
     run : of a policy and K: what it does at this K, and at others if that is known, too.
     amount : of what a policy does: what is solved for.
     tolerance : largest relative miss.
+    step : largest relative distance below a level that is jumped over.
     on_pass : called before every run.
     """
 
@@ -78,10 +83,11 @@ class Knobs:
         run: Run,
         amount: Callable[[Any], float],
         tolerance: float = TOLERANCE,
+        step: float = 0.0,
         on_pass: Callable[[], Any] = lambda: None,
     ) -> None:
         self.family, self.run, self.amount = family, run, amount
-        self.tolerance, self.on_pass, self.passes = tolerance, on_pass, 0
+        self.tolerance, self.step, self.on_pass, self.passes = tolerance, step, on_pass, 0
         self.solved: dict[int, float] = {}
         self.replays: dict[int, dict[float, Any]] = {width: {} for width in widths}
         self.spent: dict[int, dict[float, float]] = {width: {} for width in widths}
@@ -96,9 +102,13 @@ class Knobs:
                     self.solved[width] = x
                     return self.replays[width][x]
             if (x := self._next(width, level, step)) is None:
-                return None
+                break
             self._try(x, width)
-        return None
+        below = [(own, x) for x, own in points.items() if level * (1 - self.step) <= own <= level]
+        if not below:
+            return None
+        self.solved[width] = max(below)[1]
+        return self.replays[width][self.solved[width]]
 
     def within(self, width: int, level: float) -> Any:
         """Return that run, else the one that spends most below the level; None if all are above."""
@@ -281,7 +291,7 @@ def trace_knobs(
     trace: Trace,
     family: Family,
     widths: Sequence[int],
-    divergence: str,
+    divergence: Divergence,
     undrafted: str = "policy",
     signed: Sequence[str] = (),
     **options: Any,
@@ -296,7 +306,8 @@ def trace_knobs(
         own = policy, family.verifier, widths if shared else [width], (divergence, *signed)
         return replay_widths(trace, *own, undrafted=undrafted)
 
-    amount = options.pop("amount", lambda own: own.divergence_per_token(divergence).value)
+    amount = options.pop("amount", lambda own: own.divergence_per_token(divergence.spec).value)
+    options["step"] = STEP if divergence == REGRET else 0.0
     return Knobs(family, widths, run, amount, **options)
 
 
@@ -306,6 +317,7 @@ def solve_knob(
     *,
     nats: float | None = None,
     acceptance: float | None = None,
+    regret: float | None = None,
     divergence: str | Divergence = "kl",
     verifier: str = defaults.VERIFIER,
     num_draft_tokens: int | None = None,
@@ -320,6 +332,7 @@ def solve_knob(
     nats : mean divergence of the emitted law over rows; on a trace per emitted token.
     acceptance : instead of nats: mean acceptance over rows; on a trace of the drafted tokens that
         are decided.
+    regret : on a trace of temperature 0 instead of nats: nats of regret per emitted token.
     divergence : what is spent; nats are in its unit.
     verifier, num_draft_tokens, undrafted : on a trace, as for
         :func:`cactus_theory.traces.replay`.
@@ -330,7 +343,8 @@ def solve_knob(
         A ValueError, with the policy's name: no free knob, no value that spends so much or so
         little, a jump past it, or the error of the policy itself.
     ValueError, TypeError, OSError
-        Not exactly one of nats and acceptance; an unknown policy; rows that are none.
+        Not exactly one of nats, acceptance and regret; regret where the temperature is not 0;
+        an unknown policy; rows that are none.
 
     Examples
     --------
@@ -338,12 +352,10 @@ def solve_knob(
     >>> ct.solve_knob("lenience", (q, p), nats=0.05).spec
     'lenience:lenience=0.535931'
     """
-    if (nats is None) == (acceptance is None):
-        got = "none" if nats is None else "both"
-        raise ValueError(f"nats, acceptance: exactly one must be given; got {got}")
-    kind, source = read_divergence(divergence), source_of(rows)
-    held, level = ("nats", nats) if acceptance is None else ("acceptance", acceptance)
-    level = checked_level(level, held)  # type: ignore[arg-type]
+    levels = {"nats": nats, "acceptance": acceptance, "regret": regret}
+    held = check.the_only_one(**levels)
+    level, source = checked_level(levels[held], held), source_of(rows)  # type: ignore[arg-type]
+    kind = charged_in(source, divergence, held)
     ends = source.ends if isinstance(source, Trace) else ()
     family = family_of(rule, kind, ends or ("eos",), verifier)
     if not family.varied:
@@ -368,6 +380,19 @@ def source_of(rows: Any) -> Source:
     return SavedRows.of(*map(load_rows, pair_of(str(rows), None)))
 
 
+def charged_in(source: Source, divergence: str | Divergence, *held: str) -> Divergence:
+    """Return what nats are of: on a trace of temperature 0 of regret.
+
+    Raises ValueError for nats there, and for regret elsewhere.
+    """
+    greedy = isinstance(source, Trace) and source.unit == REGRET
+    if (other := "nats" if greedy else "regret") in held:
+        rule = "are of regret at temperature 0" if greedy else "must be of a trace of temperature 0"
+        got = "give regret" if greedy else "got other rows, which take nats"
+        raise ValueError(f"{other}: {rule}; {got}")
+    return REGRET if greedy else read_divergence(divergence)
+
+
 def knobs_of(
     source: Source,
     family: Family,
@@ -378,13 +403,13 @@ def knobs_of(
     signed: Sequence[str] = (),
 ) -> Knobs:
     """Return the knobs of a family on rows, or on a trace at K = ``width``; as trace_knobs."""
-    options: dict[str, Any] = {"tolerance": EXACT if held == "nats" else CLOSE}
+    options: dict[str, Any] = {"tolerance": CLOSE if held == "acceptance" else EXACT}
     if held == "acceptance" and not family.base.declares.direction:  # which may fall as nats rise
         family = replace(family, trusted=not family.varied)
     if isinstance(source, Trace):
         if held == "acceptance":
             options["amount"] = lambda own: own.acceptance.value
-        return trace_knobs(source, family, [width], kind.spec, undrafted, signed, **options)
-    amount = lambda own: (own.divergence if held == "nats" else own.acceptance).value  # noqa: E731
+        return trace_knobs(source, family, [width], kind, undrafted, signed, **options)
+    amount = lambda own: (own.acceptance if held == "acceptance" else own.divergence).value  # noqa: E731
     run = lambda policy, width: {width: row_means(policy, source, kind)}  # noqa: E731
     return Knobs(family, [width], run, amount, **options)

@@ -215,7 +215,7 @@ def _unit(tuned: Tuned) -> str:
 
 
 def _spent(tuned: Tuned, amount: float) -> str:
-    unit = "nats of KL" if tuned.divergence == "kl" else tuned.divergence
+    unit = {"kl": "nats of KL", "regret": "nats of regret"}.get(tuned.divergence, tuned.divergence)
     return f"{amount:.4g} {unit} per token"
 
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 from cactus_theory.base.arguments import finite, whole_number
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
-from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences import Divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies._tilt import tilt_of
 from cactus_theory.traces.ends import end_ratio, tells
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
@@ -30,6 +31,7 @@ from cactus_theory.tuning.knobs import (
     CLOSE_SURPRISE,
     TOLERANCE,
     Knobs,
+    charged_in,
     checked_level,
     surprise_of,
     trace_knobs,
@@ -152,7 +154,8 @@ def tune(
     ----------
     trace : logged rows.
     costs : of a call, or what measures them for settings that it is given.
-    level : divergence per emitted token that may be metered, in its unit (nats for KL).
+    level : divergence per emitted token that may be metered, in its unit (nats for KL; of a trace
+        of temperature 0 nats of regret, whatever ``divergence`` is).
     divergence : what the meter adds up.
     widths : K to try; None for the usual ones up to what was logged.
     policies : as ``specs`` of :func:`cactus_theory.tuning.families.families`.
@@ -178,14 +181,17 @@ def tune(
     >>> round(best.replay.divergence_per_token().value, 3)
     0.05
     """
-    level, kind = checked_level(level), read_divergence(divergence)
+    kind = charged_in(trace, divergence)
+    level = checked_level(level, "regret" if kind == REGRET else "nats")
+    if surprise is not None and kind == REGRET:
+        raise ValueError(f"surprise: must not be given at temperature 0; got {surprise:g}")
     check_texts(sum(entry.cycles > 0 for entry in trace.manifest.shards))
     on_step = on_step or (lambda what, done, total: None)
     widths = _widths(trace, widths)
     candidates = families(kind, policies, trace.ends)
     halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
     held = level, None if surprise is None else finite("surprise", surprise, -math.inf)
-    found = _solved(trace, candidates, widths, held, (kind.spec, undrafted), on_step)
+    found = _solved(trace, candidates, widths, held, (kind, undrafted), on_step)
     solved, over, surprised = found
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = []
@@ -217,7 +223,7 @@ def _solved(
     candidates: Sequence[Family],
     widths: Sequence[int],
     held: tuple[float, float | None],
-    metered: tuple[str, str],
+    metered: tuple[Divergence, str],
     on_step: OnStep,
 ) -> tuple[list[tuple[Family, Replay]], dict[str, float], dict[str, float]]:
     """Return every family at every K that stays within, its knob solved.
@@ -250,7 +256,7 @@ class _Search:
     """The knobs of a family by tilt, and the tilt of the last K, where the next one begins."""
 
     def __init__(
-        self, trace: Trace, family: Family, widths: Sequence[int], metered: tuple[str, str],
+        self, trace: Trace, family: Family, widths: Sequence[int], metered: tuple[Divergence, str],
         most: float | None,
     ) -> None:  # fmt: skip
         self.given, self.family, self.most = (trace, widths, metered), family, most

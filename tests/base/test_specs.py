@@ -176,7 +176,7 @@ def test_data_names_no_code(folder: Path, spec: str) -> None:
     with pytest.raises(ValueError, match=r"policy: must .* in a data file|no code in a data file"):
         policy_of_data(spec, folder / "tuned.json")
     best = {"policy": "speculative", "verifier": "own.py:Mine", "num_draft_tokens": 2}
-    content = {"format": "cactus-theory tuned", "version": 1, "level": 0.1, "divergence": "kl",
+    content = {"format": "cactus-theory tuned", "version": 2, "level": 0.1, "divergence": "kl",
                "source": {}, "recommended": best}  # fmt: skip
     (folder / "tuned.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="verifier: must be one of"):

@@ -117,7 +117,7 @@ def test_a_tuned_file_tells_the_dtype_if_it_knows_it(tmp_path):
     for about, expected in (({}, None), ({"dtype": "float32"}, "float32")):
         content = {
             "format": "cactus-theory tuned",
-            "version": 1,
+            "version": 2,
             "source": about,
             "level": 0.1,
             "divergence": "kl",

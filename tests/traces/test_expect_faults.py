@@ -167,11 +167,11 @@ def test_the_noise_floor(tiny) -> None:
     """Float64 rounds to 1e-16 of logits of order 10; the same passes are the same bits."""
     target, prompts = tiny[0], [[1, 2, 3], [4, 5]]
     floor = noise_floor(target, prompts, width=4, max_new_tokens=12)
-    assert 0 <= floor.kl_per_token < 1e-14 and floor.rows == 24 and floor.dtype == "float64"
-    assert noise_floor(target, prompts, width=1, max_new_tokens=6).kl_per_token == 0
+    assert 0 <= floor.per_token < 1e-14 and floor.rows == 24 and floor.dtype == "float64"
+    assert noise_floor(target, prompts, width=1, max_new_tokens=6).per_token == 0
     single = noise_floor(deepcopy(target).float(), prompts, width=4, max_new_tokens=12)
-    assert floor.kl_per_token < single.kl_per_token < 1e-6 and single.dtype == "float32"
-    for wrong in ({"width": 0}, {"temperature": 0}, {"max_new_tokens": 0}):
+    assert floor.per_token < single.per_token < 1e-6 and single.dtype == "float32"
+    for wrong in ({"width": 0}, {"temperature": -1}, {"max_new_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             noise_floor(target, prompts, **wrong)
     with pytest.raises(ValueError, match="prompts_ids"):

@@ -70,11 +70,10 @@ def test_deterministic_drafts_have_no_rows(tiny, tmp_path: Path, kind: str) -> N
     assert trace.header.draft == ("NGram" if kind == "ngram" else "LlamaForCausalLM")
 
 
-def test_temperature_0_logs_one_hot_targets(tiny, tmp_path: Path) -> None:
+def test_temperature_0_logs_the_target_at_temperature_1(tiny, tmp_path: Path) -> None:
     trace = log_trace(*tiny, PROMPTS[:1], tmp_path / "t", temperature=0, **OPTIONS)
     for cycle in trace:
-        assert cycle.draft_probs is None
-        assert sorted(cycle.target_probs.unique().tolist()) == [0, 1]
+        assert cycle.draft_probs is None and bool((cycle.target_probs > 0).all())
 
 
 def test_passes_go_on_until_there_are_enough_cycles(tiny, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_models_are_logged_timed_and_tuned_once(
     assert specs[0] == specs[1]  # speeds are measured anew
     saved = tmp_path / "tuned.json"
     saved.write_text(json.dumps(again | {"level": 1e-15}))
-    floor = again["source"]["noise_floor"]["kl_per_token"]
+    floor = again["source"]["noise_floor"]["per_token"]
     assert floor > 1e-15 and ct.load_tuned(saved).noise_floor == floor
     spoken = ("generate", *MODELS, "--prompt", "x", "--max-new-tokens", "1", "--tuned", str(saved))
     assert main(spoken) == 0
@@ -185,8 +185,8 @@ CHEAP = (
     [
         ("{", "must be a JSON file"),
         ('{"format": "x"}', "got 'x'"),
-        ('{"format": "cactus-theory tuned", "version": 3}', "version must be 1; got 3"),
-        ('{"format": "cactus-theory tuned", "version": 1}', "must hold what was recommended"),
+        ('{"format": "cactus-theory tuned", "version": 3}', "version must be 2; got 3"),
+        ('{"format": "cactus-theory tuned", "version": 2}', "must hold what was recommended"),
     ],
 )
 def test_a_bad_file_is_named(tmp_path: Path, content: str, said: str) -> None:

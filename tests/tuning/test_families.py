@@ -14,13 +14,14 @@ from tests.amounts import some
 # of the trace, for two widths; a pass takes seconds
 MOST_PASSES = 12
 NAMES = ["cactus:delta", "band:price", "band:delta", "lenience:lenience", "mixture:alpha"]
-TUNED = [own for own in families(ct.divergence("kl"), NAMES) if own.least < own.most]
+KL = ct.divergence("kl")
+TUNED = [own for own in families(KL, NAMES) if own.least < own.most]
 
 
 @pytest.mark.parametrize("family", some(TUNED, 3), ids=lambda own: own.key)
 @pytest.mark.parametrize("level", some([0.01, 0.05, 0.1], 1))
 def test_the_meter_reads_the_level_at_every_k(trace, family, level: float) -> None:
-    solver = trace_knobs(trace, family, [1, 2, 4], "kl")
+    solver = trace_knobs(trace, family, [1, 2, 4], KL)
     for width in (1, 4):
         found = solver.at(width, level)
         assert found is not None and found.num_draft_tokens == width
@@ -36,7 +37,7 @@ def test_other_divergences_are_metered_as_themselves(trace, spec: str) -> None:
     names = {own.name for own in known}
     assert ("band:price" in names) == (spec != "renyi:a=2") != ("band:delta" in names)
     band = next(own for own in known if own.name.startswith("band:"))
-    found = trace_knobs(trace, band, [2], spec).at(2, 0.03)
+    found = trace_knobs(trace, band, [2], ct.divergence(spec)).at(2, 0.03)
     assert found is not None and found.policy.endswith(f"divergence={spec}")
     again = replay(trace, found.policy, num_draft_tokens=2, divergences=(spec,))
     assert again.divergence_per_token(spec).value == pytest.approx(0.03, rel=TOLERANCE)
@@ -44,7 +45,7 @@ def test_other_divergences_are_metered_as_themselves(trace, spec: str) -> None:
 
 def test_a_family_that_cannot_spend_the_level_is_at_its_loosest(trace) -> None:
     band = next(own for own in TUNED if own.key == "band:price@chain")
-    found = trace_knobs(trace, band, [1], "kl").within(1, 50.0)
+    found = trace_knobs(trace, band, [1], KL).within(1, 50.0)
     assert found is not None and found.policy == band.policy(band.most).spec
     kept = found.accepted_at.sum() / found.cycles.sum()
     assert kept == pytest.approx(1, abs=0.02)  # the draft has tokens that float16 rows lack
@@ -52,12 +53,12 @@ def test_a_family_that_cannot_spend_the_level_is_at_its_loosest(trace) -> None:
 
 def test_a_family_that_always_spends_more_is_left_out(trace) -> None:
     band = next(own for own in TUNED if own.key == "band:price@chain")
-    assert trace_knobs(trace, replace(band, least=0.5), [1], "kl").within(1, 1e-4) is None
-    fixed = families(ct.divergence("kl"), ["mixture:alpha=0.5"])[-1]
-    assert trace_knobs(trace, fixed, [1], "kl").within(1, 1e-3) is None
-    assert trace_knobs(trace, fixed, [1], "kl").within(1, 10) is not None
-    lossless = families(ct.divergence("kl"))[0]
-    assert trace_knobs(trace, lossless, [1], "kl").within(1, 0.0) is not None
+    assert trace_knobs(trace, replace(band, least=0.5), [1], KL).within(1, 1e-4) is None
+    fixed = families(KL, ["mixture:alpha=0.5"])[-1]
+    assert trace_knobs(trace, fixed, [1], KL).within(1, 1e-3) is None
+    assert trace_knobs(trace, fixed, [1], KL).within(1, 10) is not None
+    lossless = families(KL)[0]
+    assert trace_knobs(trace, lossless, [1], KL).within(1, 0.0) is not None
 
 
 @pytest.mark.parametrize(
@@ -107,11 +108,11 @@ def test_the_free_knob_is_the_one_without_a_value() -> None:
 
 
 def test_a_family_may_name_its_verifier():
-    found = families(ct.divergence("kl"), ["cactus@block", "band:price"])
+    found = families(KL, ["cactus@block", "band:price"])
     assert [own.key for own in found] == [
         "speculative@chain", "speculative@block", "cactus:delta@block", "band:price@chain",
         "band:price@block",
     ]  # fmt: skip
     assert found[2].policy(0.01) == ct.policy("cactus", delta=0.01)
     with pytest.raises(ValueError, match="verifier"):
-        families(ct.divergence("kl"), ["cactus@blok"])
+        families(KL, ["cactus@blok"])

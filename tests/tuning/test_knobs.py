@@ -131,8 +131,8 @@ def test_a_rule_that_jumps_at_its_lossless_end_is_given_up_after_few_passes() ->
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "nats, acceptance: exactly one must be given; got none"),
-        ({"nats": 0.1, "acceptance": 0.9}, "got both"),
+        ({}, "nats, acceptance, regret: exactly one must be given; got none of them"),
+        ({"nats": 0.1, "acceptance": 0.9}, "got nats and acceptance"),
         ({"nats": 0.0}, r"nats: must lie in \(0, inf\]; got 0.0"),
         ({"acceptance": 1.5}, r"acceptance: must lie in \(0, 1\]; got 1.5"),
     ],
