@@ -91,6 +91,9 @@ ENTRIES = (
     Entry("references_ngram=references", FEW_RULES, inputs=f"{SMOLLM} {SOLVED}"),
     Entry("facts=references", FEW_RULES, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
           "{root}/simulations/data/facts.jsonl"),
+    Entry("greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
+          "{shared}/prompts/mt_bench.jsonl"),
+    Entry("greedy_ngram=greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
     Entry("throughput", "--policy speculative --policy cactus:delta=0.1 --policy band:price=0.5 "

@@ -134,8 +134,10 @@ def replay_widths(
     }
     by_price = isinstance(rule, Regret) and rule.price is not None and [*kinds] == [REGRET.spec]
     if by_price and isinstance(verifier, Chain | Block):
+        path = rule.look_ahead
+        assert isinstance(path, RegretPath)
         for replay in replays.values():
-            _replay_regret(trace, RegretPath(rule.price), isinstance(verifier, Block), replay)
+            _replay_regret(trace, path, isinstance(verifier, Block), replay)
         on_cycles(len(trace))
         return replays
     for together in passes:
