@@ -28,6 +28,7 @@ from cactus_theory.decoding._meter import Meter
 from cactus_theory.decoding._verification import Rule
 from cactus_theory.decoding.ledger import Ledger
 from cactus_theory.decoding.readings import DIRECTIONS
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import LOG, Grant, Settings
 
@@ -47,17 +48,22 @@ class Request:
         self.params, self.policy, self.cap = params, granted.policy, granted.cap
         policy = self.policy if self.cap is None else Ledger(self.policy, self.cap)
         self.followed = Rule(policy, ())
-        self.meter = Meter() if settings.readings else None
+        self.meter = Meter(self.policy.unit) if settings.readings else None
         self.drafted = self.accepted = self.emitted = 0
         self.undrafted = 0  # steps, of a token each
         self.greedy = getattr(params, "temperature", None) == 0
+
+    @property
+    def strict(self) -> bool:
+        """Return whether vLLM decides: the request is greedy, and its policy not for that."""
+        return self.greedy and self.policy.unit != REGRET
 
     def book(self, nodes: Sequence[Node], emitted: int) -> Meter:
         """Enter the charges of the nodes of a round that a policy decided, of ``emitted`` tokens.
 
         Return what was measured of them.
         """
-        measured = Meter()
+        measured = Meter(self.policy.unit)
         if not nodes:
             return measured
         self.followed.observe(nodes)
@@ -90,14 +96,14 @@ class Request:
             "model": model,
             "request": name[:LONGEST_NAME],
             "finish_reason": reason,
-            "policy": None if self.greedy else self.policy.spec,
+            "policy": None if self.strict else self.policy.spec,
             "cap": self.cap,
             "num_tokens": length,
             "num_calls": self.emitted - self.accepted,
             "num_drafts": self.emitted - self.accepted - self.undrafted,
             "num_draft_tokens": self.drafted,
             "num_accepted_tokens": self.accepted,
-            "emitted_kl": spent,
+            f"emitted_{self.policy.unit.spec}": spent,
             **dict(zip(DIRECTIONS, self.meter.directions.tolist(), strict=True)),
         }
 

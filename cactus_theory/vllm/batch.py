@@ -11,7 +11,8 @@ drawn from, or None where the drafter is deterministic. What is emitted:
 * a negative id ends a request's draft; the token there comes from q, whatever the policy. (A
   placeholder tells nothing about q, so this is lossless; stock code draws from (q − p)₊.);
 * greedy requests (temperature 0) accept a drafted token iff it is the target's first largest
-  logit, as stock code does, whatever the policy;
+  logit, as stock code does, whatever the policy; those of a policy that is charged in regret are a
+  part of their own, with soft rows (:meth:`FlatBatch.parts`);
 * requests without drafts get their bonus token.
 
 Where all requests have the same number of drafts, no row is copied and the one table that is
@@ -27,6 +28,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.rows import softmax_in_order
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 from cactus_theory.verify._checks import assignment
@@ -50,6 +52,43 @@ class FlatBatch:
     # Requests whose tokens were drawn from rows that were lost. Their drafts are not used: the next
     # token comes from q. What was drafted has no part in that, so it is exact.
     unknown: frozenset[int] = frozenset()
+    # Greedy requests that a policy judges, by their rows at temperature 1, in the order of logits
+    # that rounding would make equal: the first argmax is the largest logit's.
+    relaxed: bool = False
+
+    def parts(self, relaxed: Sequence[bool]) -> list[tuple[list[int], "FlatBatch"]]:
+        """Return two batches with their requests: all others, and relaxed greedy ones.
+
+        A batch without requests is left out. Relaxed requests have no draft rows: vLLM drafts for
+        greedy requests by argmax, whatever rows it returns beside sampled ones.
+        """
+        found = []
+        for kind in (False, True):
+            if rows := [row for row, own in enumerate(relaxed) if own == kind]:
+                part = self if len(rows) == len(relaxed) else self._part(rows)
+                own = {"draft_probs": None, "greedy": None, "unknown": frozenset(), "relaxed": True}
+                found.append((rows, replace(part, **own) if kind else part))
+        return found
+
+    def _part(self, rows: Sequence[int]) -> "FlatBatch":
+        """Return the batch of these requests, in tables of its own."""
+        owners = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+        at = torch.isin(owners, torch.tensor(rows)).nonzero()[:, 0].to(self.ids.device)
+        return replace(
+            self,
+            ids=self.ids[at],
+            counts=[self.counts[row] for row in rows],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[at],
+            target_logits=self.target_logits[at],
+            bonus=self.bonus[rows],
+            greedy=None if self.greedy is None else [self.greedy[row] for row in rows],
+            generators={
+                place: self.generators[row]
+                for place, row in enumerate(rows)
+                if row in self.generators
+            },
+            unknown=frozenset(place for place, row in enumerate(rows) if row in self.unknown),
+        )
 
     @cached_property
     def drafted(self) -> list[int]:
@@ -75,7 +114,7 @@ class FlatBatch:
         if self.ragged:
             return self._padded(logits, 1, soften=True)
         flat = torch.empty(tokens + 1, vocab, dtype=torch.float32, device=logits.device)
-        torch.softmax(logits, -1, out=flat[:tokens])
+        self._soften(logits, flat[:tokens])
         flat[tokens] = 0.0
         width = tokens // len(self.drafted)
         # the row after a request's last is the next request's first; its draw is discarded
@@ -109,6 +148,12 @@ class FlatBatch:
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 
+    def _soften(self, logits: Tensor, out: Tensor) -> None:
+        if self.relaxed:
+            softmax_in_order(logits, out)
+        else:
+            torch.softmax(logits, -1, out=out)
+
     def _padded(self, table: Tensor, extra_rows: int, soften: bool = False) -> Tensor:
         """Return flat rows, or their softmax, request by request, with zeros after them."""
         shape = (len(self.drafted), max(self.counts) + extra_rows, table.shape[-1])
@@ -117,7 +162,7 @@ class FlatBatch:
             count = self.counts[row]
             part = table[start : start + count]
             if soften:
-                torch.softmax(part, -1, out=rows[place, :count])
+                self._soften(part, rows[place, :count])
             else:
                 rows[place, :count] = part
             rows[place, count:] = 0.0

@@ -3,9 +3,10 @@
 SERVING.md says what each counter means. Labels are ``policy``, the spec of the policy of a request,
 one of the server's, and vLLM's own ``model_name`` and ``engine``. The sum of divergences is
 D(out‖q) of the measured rows times rows per measured row: an unbiased estimate of the sum over all
-verified rows, exact for ``CACTUS_METER=1``. Greedy requests are not counted: no policy decides
-there. An engine that stops inside a round (an end of text, a length) emits fewer tokens than
-counted: at most K fewer an answer, with asynchronous scheduling 2K + 1.
+verified rows, exact for ``CACTUS_METER=1``. Its label ``divergence`` is the policy's unit: ``kl``,
+or ``regret`` for a policy of temperature 0. Greedy requests of other policies are not counted: no
+policy decides there. An engine that stops inside a round (an end of text, a length) emits fewer
+tokens than counted: at most K fewer an answer, with asynchronous scheduling 2K + 1.
 
 The counters are in the registry of the process that samples; vLLM shows those of other processes
 than the one that answers only with ``PROMETHEUS_MULTIPROC_DIR``. Counts are sent at every step;
@@ -18,10 +19,10 @@ or the end of the process, tells). The log line comes from the sampling process,
 import math
 import random
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from cactus_theory.decoding._meter import Meter
+from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.verify.draft import Draft, Verdict
 from cactus_theory.verify.node import Node
@@ -30,6 +31,7 @@ from cactus_theory.vllm.settings import Settings
 # bounds of a histogram, nats of an answer: price 2 spends about 0.02 a token on the shipped pair
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TOKENS = ("drafted_tokens", "accepted_tokens", "emitted_tokens", "undrafted_tokens")
+DIVERGENCE = "emitted_divergence_nats"  # with its unit as a label
 WORDS = {
     "verified_rows": "Target rows whose emitted law was the policy's",
     "drafted_tokens": "Drafted tokens that the policy judged",
@@ -37,7 +39,7 @@ WORDS = {
     "emitted_tokens": "Accepted, recovered and bonus tokens, and those of steps without a draft",
     "undrafted_tokens": "Tokens of steps without a draft among the emitted ones",
     "measured_rows": "Verified rows that the meter measured",
-    "emitted_divergence_nats": "Divergence of the emitted law from the target, summed over rows",
+    DIVERGENCE: "Divergence of the emitted law from the target, summed over rows",
 }
 # sums that may fall, of the laws of all verified rows (cactus_theory.emitted.directions)
 SIGNED = {
@@ -54,13 +56,13 @@ class Counts:
     """Counts of one policy in one process.
 
     ``positions`` has (drafted, accepted) for each place of a draft, ``answers`` what answers that
-    have ended were charged, until it is sent on.
+    have ended were charged, until it is sent on, both in the policy's unit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: Divergence) -> None:
         self.tokens = dict.fromkeys(("verified_rows", *TOKENS), 0)
         self.positions: list[tuple[int, int]] = []
-        self.meter = Meter()
+        self.meter = Meter(unit)
         self.answers: list[float] = []
 
 
@@ -69,9 +71,15 @@ class Tally:
 
     def __init__(self, settings: Settings, seed: int = 0) -> None:
         self.settings = settings
-        self.counts = defaultdict[str, Counts](Counts)
+        self.counts: dict[str, Counts] = {}
         self.chance = random.Random(seed)  # which rows are measured; no token depends on it
         self.skip = self._gap()
+
+    def of(self, policy: Policy) -> Counts:
+        """Return the counts of a policy."""
+        if (label := policy.spec) not in self.counts:
+            self.counts[label] = Counts(policy.unit)
+        return self.counts[label]
 
     def add(self, draft: Draft, verdict: Verdict, admitted: Sequence[Policy]) -> None:
         """Count a call, and hand nodes that are chosen to the meter.
@@ -80,14 +88,15 @@ class Tally:
         not the one that judged every token.
         """
         accepted = verdict.num_accepted.tolist()
-        different = {id(policy): policy for policy in admitted}  # a spec takes a while to make
-        labels = {key: policy.spec for key, policy in different.items()}
+        by_policy = dict[int, Counts]()  # a spec takes a while to make
         rows = zip(admitted, draft.lengths, accepted, strict=True)
         for row, (policy, drafted, kept) in enumerate(rows):
             if not drafted:
                 continue
             charged = min(kept + 1, drafted)
-            counts = self.counts[labels[id(policy)]]
+            if id(policy) not in by_policy:
+                by_policy[id(policy)] = self.of(policy)
+            counts = by_policy[id(policy)]
             counts.tokens["verified_rows"] += charged
             counts.tokens["drafted_tokens"] += drafted
             counts.tokens["accepted_tokens"] += kept
@@ -105,19 +114,19 @@ class Tally:
 
     def add_undrafted(self, admitted: Policy) -> None:
         """Count a token of a step without a draft."""
-        tokens = self.counts[admitted.spec].tokens
+        tokens = self.of(admitted).tokens
         tokens["emitted_tokens"] += 1
         tokens["undrafted_tokens"] += 1
 
     def take(self, admitted: Policy, measured: Meter) -> None:
         """Enter rows of a request that were measured."""
-        self.counts[admitted.spec].meter.take(measured)
+        self.of(admitted).meter.take(measured)
 
     def totals(self, label: str) -> dict[str, float]:
         """Return every count of a policy, with what its meter has read: rows wait for this."""
         counts = self.counts[label]
         rows, nats = counts.meter.sums()
-        read = {"measured_rows": rows, "emitted_divergence_nats": nats * self.settings.meter}
+        read = {"measured_rows": rows, DIVERGENCE: nats * self.settings.meter}
         signed = zip(SIGNED, counts.meter.directions[1:] * self.settings.meter, strict=True)
         return {**counts.tokens, **read, **{name: float(value) for name, value in signed}}
 
@@ -125,7 +134,9 @@ class Tally:
         """Return one line of totals for the log."""
         every = {label: self.totals(label).items() for label in self.counts}
         return "; ".join(
-            f"{label}: " + ", ".join(f"{name} {value:.12g}" for name, value in totals)
+            f"{label}: "
+            + ", ".join(f"{name} {value:.12g}" for name, value in totals)
+            + f", divergence {self.counts[label].meter.divergence.spec}"
             for label, totals in every.items()
         )
 
@@ -162,8 +173,9 @@ class Reporter:
         self.sent: dict[tuple[str, ...], float] = {}
         own = ["policy", *self.labels]
         of_each = [(WORDS, own), (PER_POSITION, [*own, "position"])]
+        unit = {DIVERGENCE: ["divergence"]}
         self.counters = {
-            name: client.Counter(f"cactus:{name}", words, labels)
+            name: client.Counter(f"cactus:{name}", words, [*labels, *unit.get(name, ())])
             for every, labels in of_each
             for name, words in every.items()
         }
@@ -171,7 +183,7 @@ class Reporter:
                        for name, words in SIGNED.items()}  # fmt: skip
         words = "Divergence of the emitted law from the target over one answer"
         self.answers = client.Histogram(
-            "cactus:answer_divergence_nats", words, own, buckets=BUCKETS
+            "cactus:answer_divergence_nats", words, [*own, "divergence"], buckets=BUCKETS
         )
 
     def step(self) -> None:
@@ -193,16 +205,18 @@ class Reporter:
         """Raise the counters to the tally's totals, only if ``read`` all of them."""
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
+            unit = {"divergence": counts.meter.divergence.spec}
             for name, value in totals.items():
                 if name in SIGNED:
                     self.gauges[name].labels(**self.labels, policy=label).set(value)
                 else:
-                    self._raise(name, value, policy=label)
+                    own = unit if name == DIVERGENCE else {}
+                    self._raise(name, value, policy=label, **own)
             for position, both in enumerate(counts.positions if read else ()):
                 for name, value in zip(PER_POSITION, both, strict=True):
                     self._raise(name, value, policy=label, position=str(position))
             for spent in counts.answers:
-                self.answers.labels(**self.labels, policy=label).observe(spent)
+                self.answers.labels(**self.labels, policy=label, **unit).observe(spent)
             counts.answers.clear()
         if read:
             self.last_sent = time.monotonic()

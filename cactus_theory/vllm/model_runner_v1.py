@@ -1,8 +1,8 @@
 """The hook of vLLM's V1 model runner: sampled and deterministic drafts, chain and block.
 
 :mod:`cactus_theory.vllm.install` puts it where ``RejectionSampler.forward`` looks up
-``rejection_sample`` among its module's names: ours for batches with a sampled request, the original
-for batches that are all greedy or not numbers.
+``rejection_sample`` among its module's names: ours for batches with a sampled request, or a greedy
+one whose policy is charged in regret; the original for others, and for what is not numbers.
 
 A :class:`~cactus_theory.vllm.accounts.Request` is kept by its id, not by its place in a batch, from
 its first step with drafts to its end. If its policy raises in a step all the same, drafts of that
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding._verification import assigned, policies_of
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.vllm.accounts import End, Request
 from cactus_theory.vllm.batch import FlatBatch, verify_flat
@@ -81,16 +82,23 @@ class Hook:
                     f"{name}: a rule of vLLM's own cannot decide together with a policy of "
                     f"cactus-theory; got {kwargs[name]!r}; unset it or CACTUS_POLICY"
                 )
-        if sampling_metadata.all_greedy:
+        # before the batch has rows: a policy is tried in the memory that they will be in
+        size = len(num_draft_tokens)
+        requests, greedy = self._running(size), None
+        if not sampling_metadata.all_random:
+            heat = sampling_metadata.temperature
+            greedy = [True] * size if sampling_metadata.all_greedy else (heat == 0).tolist()
+        policies = [request.policy for request in requests] or [self.settings.policy] * size
+        flags = zip(greedy or [False] * size, policies, strict=True)
+        relaxed = [own and policy.unit == REGRET for own, policy in flags]
+        if sampling_metadata.all_greedy and not any(relaxed):
             output = self.original(*arguments, *args, **kwargs)
             if self.settings.readings:
-                requests = self._running(len(num_draft_tokens))
-                self._count(requests, num_draft_tokens, output, [True] * len(requests))
+                self._count(requests, num_draft_tokens, output, greedy)
             return output
-        # before the batch has rows: a policy is tried in the memory that they will be in
-        requests = self._running(len(num_draft_tokens))
-        rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
-        temperature = None if sampling_metadata.all_random else sampling_metadata.temperature
+        rows, lost_rows = None, frozenset[int]()
+        if not sampling_metadata.all_greedy:
+            rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
         batch = FlatBatch(
             draft_token_ids,
             num_draft_tokens,
@@ -98,20 +106,26 @@ class Hook:
             rows,
             target_logits,
             bonus_token_ids.flatten(),
-            None if temperature is None else (temperature == 0).tolist(),
+            greedy,
             sampling_metadata.generators,
             lost_rows,
         )
-        if not target_logits.is_cuda and batch.has_nan:
+        parts = batch.parts(relaxed)
+        if not target_logits.is_cuda and any(part.has_nan for _, part in parts):
             self.warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
-        output, verdict = self._decide(batch, requests)
-        self._count(requests, _judged(batch, verdict), output, batch.greedy)
-        if verdict is not None and requests and self.counts_here:
-            policies = [requests[row].policy for row in batch.drafted]
-            self.tally.add(batch.draft, verdict, policies)
-            if self.reporter is not None:
-                self.reporter.step()
+        output = draft_token_ids.new_empty((size, max_spec_len + 1), dtype=torch.int32)
+        judged = [0] * size
+        for places, part in parts:
+            own = [requests[row] for row in places] if requests else []
+            output[places], verdict = self._decide(part, own)
+            for row, count in zip(places, _judged(part, verdict), strict=True):
+                judged[row] = count
+            if verdict is not None and own and self.counts_here:
+                self.tally.add(part.draft, verdict, [own[row].policy for row in part.drafted])
+        self._count(requests, judged, output, greedy)
+        if self.reporter is not None and requests and self.counts_here:
+            self.reporter.step()
         return output
 
     def meet(self, runner: Any) -> None:
@@ -132,8 +146,8 @@ class Hook:
             request = self.requests.pop(name)
             if request.meter is not None and self.write is not None:
                 self.write(request.reading(name, (ends or {}).get(name, (None, None)), self.model))
-                if not request.greedy:
-                    self.tally.counts[request.policy.spec].answers.append(request.meter.sums()[1])
+                if not request.strict:
+                    self.tally.of(request.policy).answers.append(request.meter.sums()[1])
         if known and not self.requests and self.reporter is not None and self.counts_here:
             self.reporter.send()
 
@@ -150,7 +164,7 @@ class Hook:
             request.greedy |= greedy is not None and greedy[row]
             if counts[row] or not partial[row]:
                 request.step(counts[row], emitted[row] - 1)
-                if not counts[row] and not request.greedy and self.counts_here:
+                if not counts[row] and not request.strict and self.counts_here:
                     self.tally.add_undrafted(request.policy)
 
     def _running(self, count: int) -> list[Request]:
@@ -185,7 +199,9 @@ class Hook:
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self.warn_once(f"{message}; drafts of this step are judged without loss")
-            return verify_flat(self.settings.verifier, [self.settings.lossless], replace(batch))
+            strict = [True] * len(batch.counts) if batch.relaxed else batch.greedy
+            batch = replace(batch, greedy=strict)
+            return verify_flat(self.settings.verifier, [self.settings.lossless], batch)
         if booked and verdict is not None:
             for place, row in enumerate(batch.drafted):
                 emitted = int(verdict.num_accepted[place]) + 1

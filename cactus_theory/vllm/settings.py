@@ -43,7 +43,7 @@ class Grant(NamedTuple):
     """The policy and the cap that a request was granted."""
 
     policy: "Policy"
-    cap: float | None = None  # nats a token of its answer
+    cap: float | None = None  # nats a token of its answer, in the policy's unit
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,28 @@ class Settings:
         return Grant(self.policies[name], cap)
 
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
-        """Return the grant of a request in a step; one that was not refused before is lossless."""
+        """Return the grant of a request in a step; one that was not refused before is lossless.
+
+        So is a request above temperature 0 where its policy is charged in regret. Policies are told
+        apart by warnings, one for each.
+        """
+        from cactus_theory.divergences.regret import REGRET
+
         try:
-            return self.grant(sampling_params)
+            policy, cap = self.grant(sampling_params)
         except ValueError as error:
             warn(f"{error}; the request is served without loss")
             return Grant(self.lossless)
+        greedy = getattr(sampling_params, "temperature", None) == 0
+        if policy.unit == REGRET and not greedy:
+            warn(f"{policy.spec} is for temperature 0; requests above it are judged without loss")
+            return Grant(self.lossless, cap)
+        if greedy and policy.unit != REGRET and policy != self.lossless:
+            warn(
+                f"{policy.spec} relaxes nothing at temperature 0, where vLLM decides; "
+                "regret:price=20 does, by 20 tokens a nat of regret"
+            )
+        return Grant(policy, cap)
 
     def _cap_of(self, value: Any) -> float | None:
         """Return a request's cap in nats a token, None for none; ValueError above the server's."""
@@ -141,7 +157,6 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
         return None
     from cactus_theory.base.arguments import number, one_of
     from cactus_theory.decoding.ledger import Ledger
-    from cactus_theory.divergences.regret import REGRET
     from cactus_theory.policies import read_policy
     from cactus_theory.verify import find_verifier
 
@@ -152,10 +167,6 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     def checked(spec: str) -> "Policy":
         rule = read_policy(spec).at_ends(())  # no tokenizer is known here
         named(VERIFIER, verifier.check, rule)
-        if rule.unit == REGRET:
-            raise ValueError(
-                f"must be for temperatures above 0, as vLLM decides others itself; got {rule.spec}"
-            )
         if cap is not None:
             named(CAP, Ledger, rule, min(cap, 1.0))
         return rule

@@ -89,8 +89,3 @@ def test_every_policy_of_a_server_suits_its_verifier():
     for own in ({"CACTUS_POLICY": "typical"}, BAND | {"CACTUS_POLICIES": "odd=typical"}):
         with pytest.raises(ValueError, match="CACTUS_VERIFIER.*typical"):
             settings.read(own | {"CACTUS_VERIFIER": "block"})
-
-
-def test_a_policy_for_temperature_0_is_refused():
-    with pytest.raises(ValueError, match="CACTUS_POLICY: must be for temperatures above 0"):
-        settings.read({"CACTUS_POLICY": "regret:price=20"})
