@@ -29,6 +29,11 @@ def asked(*heats, **more):
     return found
 
 
+def warned(server):
+    """Return what was logged, but lines of totals, which a slow machine has time for."""
+    return [line for line in server.logged if line.startswith("cactus-theory: ")]
+
+
 def costs_of(logits, ids):
     """Return the regret of drafted tokens, from logits and by hand."""
     logits = logits.double()
@@ -77,7 +82,7 @@ def test_greedy_requests_emit_what_loops_by_hand_do(server, verifier, counts):
     assert relaxed > 0 < spent
     totals = own.hook.tally.totals(PRICE)
     assert totals["emitted_divergence_nats"] == pytest.approx(spent, abs=1e-4)
-    assert own.logged == []
+    assert warned(own) == []
 
 
 def _rows(batch):
@@ -139,9 +144,8 @@ def test_in_mixed_batches_greedy_requests_are_relaxed_and_others_lossless(server
         label: own.hook.tally.totals(label)["drafted_tokens"] for label in (PRICE, "speculative")
     }
     assert drafted == {PRICE: 5 * amount(8, 60), "speculative": 5 * amount(8, 60)}
-    warned = [line for line in own.logged if "temperature 0" in line]
-    assert warned == [f"cactus-theory: {PRICE} is for temperature 0; requests above it are judged "
-                      "without loss"]  # fmt: skip
+    said = f"{PRICE} is for temperature 0; requests above it are judged without loss"
+    assert [line for line in warned(own) if "lost" not in line] == [f"cactus-theory: {said}"]
 
 
 def test_other_policies_of_a_server_are_strict_at_temperature_0_and_say_so_once(server):
@@ -157,7 +161,7 @@ def test_other_policies_of_a_server_are_strict_at_temperature_0_and_say_so_once(
         strict[1] = by_hand(batch, 1, 0.7, "chain")[0]
         assert found == strict
     assert set(own.hook.tally.counts) == {PRICE}
-    (line,) = own.logged
+    (line,) = warned(own)
     assert line == (
         "cactus-theory: band:price=0.5 relaxes nothing at temperature 0, where vLLM decides; "
         "regret:price=20 does, by 20 tokens a nat of regret"
@@ -217,8 +221,9 @@ def test_a_policy_that_raises_leaves_greedy_requests_strict(server, monkeypatch)
     own = server("speculative", CACTUS_POLICIES=fake.offered(PRICE))
     runner = own.runner(**asked(0.0, r0=PRICE))
     monkeypatch.setattr(Regret, "target", lambda *given: 1 / 0)
-    batch = near(3, [3])
-    assert emitted(step(runner, batch, None, ALL_GREEDY)) == [greedy(*next(_rows(batch)))]
+    for seed in range(20):
+        batch = near(seed, [3])
+        assert emitted(step(runner, batch, None, ALL_GREEDY)) == [greedy(*next(_rows(batch)))]
     assert any("ZeroDivisionError" in line for line in own.logged)
 
 
