@@ -158,7 +158,7 @@ def check_asked(args: Namespace) -> None:
 
 
 def metered(nats: float | None, regret: float | None) -> float:
-    """Return what may be metered per emitted token; ValueError unless one of the two is given."""
+    """Return the most nats of an emitted token; ValueError unless one of the two is given."""
     name = check.the_only_one(**{"--nats": nats, "--regret": regret})
     return checked_level(nats if regret is None else regret, name)  # type: ignore[arg-type]
 

@@ -22,7 +22,9 @@ from cactus_theory.base.rows import greedy
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences.regret import REGRET, regrets
 from cactus_theory.optimum.acceptance import ROUNDING
+from cactus_theory.optimum.bands import HEAD, Charge
 from cactus_theory.optimum.look_ahead import LookAhead
+from cactus_theory.optimum.rows import NodeRow
 
 Rows = Float[Tensor, "*batch vocab"]
 PerRow = Float[Tensor, "*batch #vocab"]
@@ -215,5 +217,63 @@ class RegretPath(LookAhead):
         """Return p where the token is kept, else the first argmax."""
         return completed(torch.where(raised[..., None] > 0, p.double(), 0.0), q)
 
-    def row(self, q: Any, token: int, raised: float, alive: float) -> None:
-        """Return None: the law is written, as the rest is not in proportion to q."""
+    def row(self, q: Any, token: int, raised: float, alive: float) -> "OneTokenRow | None":
+        """Return the row that emits the token where it is kept, else the first argmax."""
+        row = OneTokenRow(q, token, raised > 0, alive)
+        return None if math.isnan(row.chance) else row  # which draws refuse, written
+
+
+class OneTokenRow(NodeRow):
+    """The row h = 1 at one token: at a deterministic drafted one that is kept, else the best."""
+
+    is_solved = True
+
+    def __init__(self, q: Any, token: int, kept: bool, alive: float) -> None:
+        super().__init__(alive)
+        self.kept, self.scale, self.best = kept, 0.0, int(q.argmax())
+        self.token = token if kept else self.best
+        self.least, self.chance = (float(q[own]) for own in (self.token, self.best))
+
+    @property
+    def charge(self) -> Charge:
+        """Return the token's regret in nats, what is accepted, and what is raised off the head."""
+        lost = 0.0
+        if self.token != self.best:
+            lost = math.log(self.chance) - math.log(self.least) if self.least else math.inf
+        off = 1 - self.least if self.least < HEAD * self.chance else 0.0
+        return Charge(lost, float(self.kept), off)
+
+    def upper_exceeds(self, threshold: float) -> bool:
+        """Return False: nothing is left to be solved."""
+        return False
+
+    def exceeds(self, token: int, ratio: float) -> bool:
+        """Return whether g/q of the drafted token exceeds a ratio."""
+        return self.kept and self.alive > ratio * self.least
+
+    def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
+        """Return P where the drafted token is kept, else 0."""
+        return self.alive if self.kept else 0.0
+
+    def raised(self, token: int, q_n: float, p_n: float) -> float:
+        """Return P/q of the emitted token, of others 0."""
+        return self.alive / float(q_n) if token == self.token and q_n > 0 else 0.0
+
+    @property
+    def levels(self) -> dict[int, float]:
+        """Return P/q of the emitted token."""
+        return {self.token: self.alive / self.least} if self.least else {}
+
+    def law_at(self, token: int, q: Any, p: Any) -> float:
+        """Return 1 for the emitted token, else 0."""
+        return float(token == self.token)
+
+    def write(self, q: Any, p: Any, out: Any) -> None:
+        """Write the row."""
+        out[:] = 0.0
+        out[self.token] = 1.0
+
+    @property
+    def band(self) -> None:  # type: ignore[override]
+        """Return None: loops over bands get the row written."""
+        return None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -9,6 +10,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.arguments import ungraphed
 from cactus_theory.divergences.regret import REGRET, regrets
 from cactus_theory.optimum.regret import (
+    OneTokenRow,
     RegretPath,
     completed,
     first_argmax,
@@ -64,6 +66,15 @@ class Regret(FixedTarget):
         else:
             _, kept = kept_within(lost, drafted, torch.full_like(lost[..., :1], self.delta))
         return completed(kept, q)
+
+    def row(self, q: Any, p: Any, alive: float = 1.0) -> OneTokenRow | None:
+        """Return the row of a deterministic token at a price; None where the row is written."""
+        token, path = int(p.argmax()), self.look_ahead
+        if path is None or p[token] != 1 or p.sum() != 1:
+            return None
+        row = path.row(q, token, 1.0, alive)
+        dear = row is not None and row.token != row.best and not path.price * row.charge.spent <= 1
+        return path.row(q, token, 0.0, alive) if dear else row
 
     def undrafted(self, q: Rows) -> Rows:
         """Return 1 at the first argmax of q."""

@@ -124,7 +124,7 @@ class Trace:
 
     @property
     def unit(self) -> Divergence:
-        """Return what its tokens are charged in: regret at temperature 0, else KL."""
+        """Return the unit that its tokens are charged in: regret at temperature 0, else KL."""
         return read_divergence(defaults.DIVERGENCE) if self.header.temperature else REGRET
 
     @property

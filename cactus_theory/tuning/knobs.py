@@ -381,7 +381,7 @@ def source_of(rows: Any) -> Source:
 
 
 def charged_in(source: Source, divergence: str | Divergence, *held: str) -> Divergence:
-    """Return what nats are of: on a trace of temperature 0 of regret.
+    """Return the divergence that nats measure: on a trace of temperature 0 regret.
 
     Raises ValueError for nats there, and for regret elsewhere.
     """

@@ -20,8 +20,10 @@ from torch import Tensor
 from cactus_theory.base.arguments import normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.emitted import directions, raised_off_head
 from cactus_theory.optimum.bands import EMPTY, NO_BAND, Charge, charge_of
+from cactus_theory.optimum.regret import OneTokenRow
 from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
@@ -273,7 +275,8 @@ class Node:
             return _directions_in_torch(self)
         if law is not None:
             law.upper_exceeds(math.inf)
-        band, h = (NO_BAND, self.law.numpy()) if law is None else (law.band, EMPTY)
+        band = None if law is None else law.band
+        band, h = (NO_BAND, self.law.numpy()) if band is None else (band, EMPTY)
         target = q if self.untilted is None else self.untilted
         rows = (np.ascontiguousarray(row) for row in (q, self.offers, h, target))
         own, p, h, target = rows
@@ -433,6 +436,11 @@ def write_laws(nodes: Iterable[Node]) -> None:
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
     """Compute the charges of nodes: in compiled loops where there are any, else in torch."""
     nodes = [node for node in nodes if node.last_charge[0] != divergence]
+    if divergence == REGRET:
+        for node in nodes:
+            if isinstance(row := node.solved, OneTokenRow):
+                node.last_charge = divergence, row.charge
+        nodes = [node for node in nodes if node.last_charge[0] != divergence]
     write_laws(node for node in nodes if node.is_written and not node.is_known)
     f = divergence.generator
     if nodes and (f is None or loops() is None or not isinstance(nodes[0].q, np.ndarray)):
@@ -459,7 +467,7 @@ def _charge_in_loops(node: Node, divergence: Divergence) -> Charge:
         law, q = None, node.untilted
     if law is not None:
         law.upper_exceeds(math.inf)
-    h = node.law.numpy() if law is None else law
+    h = node.law.numpy() if law is None or law.band is None else law
     assert f is not None
     charge = charge_of(f, q, node.offers, node.alive or 1.0, h)
     if divergence is f:

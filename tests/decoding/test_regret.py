@@ -249,5 +249,5 @@ def test_it_is_what_it_declares():
 
 
 def test_a_trace_at_another_temperature_refuses_it():
-    with pytest.raises(ValueError, match="regret:price=20.0 is for temperature 0; got a trace of"):
+    with pytest.raises(ValueError, match="regret:price=20.0 is for temperature 0; got temp"):
         replay("simulations/data/trace", "regret:price=20")

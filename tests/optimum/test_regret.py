@@ -9,7 +9,10 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences.regret import REGRET, regrets
-from cactus_theory.optimum.regret import RegretPath
+from cactus_theory.optimum.regret import OneTokenRow, RegretPath
+from cactus_theory.verify.contract import find_verifier
+from cactus_theory.verify.draft import Assignment, Draft
+from cactus_theory.verify.node import Nodes
 from tests.amounts import amount
 
 # of acceptance and regret, in float64 sums over a row
@@ -181,3 +184,37 @@ def test_no_randomised_rule_for_a_path_does_better() -> None:
             spent = sum(lost[path[:at]][path[at]] for at in range(stop))
             total += share * (stop + 1 - price * spent)
         assert total == pytest.approx(-program.fun, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.8, 3.0, math.inf])
+@pytest.mark.parametrize("judge", [ct.verify_chain, ct.verify_block])
+def test_rows_of_one_token_are_the_written_rows(price: float, judge, monkeypatch) -> None:
+    """With ties and tokens of no probability; as verdicts, laws, charges and directions."""
+    source = torch.Generator().manual_seed(int(price) if math.isfinite(price) else 9)
+    q = (2 * torch.randn(60, 4, 7, generator=source, dtype=torch.float64)).softmax(-1)
+    q[::5, 1, 2] = 0
+    q[::4, 2, 3] = q[::4, 2].amax(-1)
+    q /= q.sum(-1, keepdim=True)
+    ids = torch.randint(7, (60, 3), generator=source)
+    policy = ct.policy("regret", price=price)
+
+    def told() -> tuple:
+        out = judge(policy, q, None, ids, generator=torch.Generator().manual_seed(1))
+        draft = Draft(ids, [3] * 60, None)
+        nodes = Nodes(find_verifier(judge.__name__[7:]), Assignment((policy,)), q, draft)
+        own = [nodes.at(row, place) for row in range(60) for place in range(3)]
+        solved = {type(node.solved) for node in own}
+        numbers = [(node.next_alive, *node.charge(), *node.directions, node.h(int(node.token)),
+                    node.exceeds(0.5)) for node in own]  # fmt: skip
+        laws = torch.stack([node.law for node in own])
+        left = torch.stack([torch.from_numpy(node.residual().row) for node in own])
+        return solved, out.output_token_ids, torch.tensor(numbers).double(), laws, left
+
+    fast = told()
+    monkeypatch.setattr(type(policy), "row", lambda *_: None)
+    monkeypatch.setattr(RegretPath, "row", lambda *_: None)
+    slow = told()
+    assert (fast[0], slow[0]) == ({OneTokenRow}, {type(None)})
+    assert fast[1].equal(slow[1])
+    for own, due in zip(fast[2:], slow[2:], strict=True):
+        torch.testing.assert_close(own, due, rtol=1e-12, atol=1e-12, equal_nan=True)

@@ -220,7 +220,7 @@ def test_a_large_vocabulary_and_masked_tokens(server):
 def test_a_policy_that_raises_leaves_greedy_requests_strict(server, monkeypatch):
     own = server("speculative", CACTUS_POLICIES=fake.offered(PRICE))
     runner = own.runner(**asked(0.0, r0=PRICE))
-    monkeypatch.setattr(Regret, "target", lambda *given: 1 / 0)
+    monkeypatch.setattr(Regret, "row", lambda *given: 1 / 0)
     for seed in range(20):
         batch = near(seed, [3])
         assert emitted(step(runner, batch, None, ALL_GREEDY)) == [greedy(*next(_rows(batch)))]
