@@ -19,15 +19,9 @@ from cactus_theory.base.files import write_whole
 Cells = Sequence[str]
 
 
-def with_error(value: float, error: float) -> str:
-    """Return a number with its standard error, if there is one."""
-    digits = f"{value:.4f}"
-    return digits if math.isnan(error) else f"{digits} ±{error:.4f}"
-
-
-def print_table(heads: Cells, lines: Sequence[Cells], words: Sequence[int]) -> None:
-    """Print a table; the columns ``words`` are set left, the others right."""
-    for line in aligned([heads, *lines], words):
+def print_table(heads: Cells, lines: Sequence[Cells]) -> None:
+    """Print a table, its columns set right."""
+    for line in aligned([heads, *lines], ()):
         print(line.rstrip())
 
 

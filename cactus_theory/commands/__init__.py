@@ -9,7 +9,7 @@ COMMANDS = {
         "solve": ("the best acceptance under a divergence budget",
                   "simulations/data/rows.npz --delta 0.1"),
         "audit": ("what a policy emits, costs and declares",
-                  "simulations/data/rows.npz --policy cactus:delta=0.1 --policy band:price=1"),
+                  "simulations/data/rows.npz --policy cactus:delta=0.1"),
         "compare": ("policies at equal nats, or equal acceptance, on rows or a trace",
                     "simulations/data/rows.npz --policy simulations/data/my_rule.py:my_rule "
                     "--policy lenience --policy band --nats 0.02 0.05"),

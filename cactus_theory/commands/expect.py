@@ -280,7 +280,7 @@ def _show(record: Line) -> int:
         [str(line["position"]), _interval(line, "accepted"), _interval(line, "if_reached")]
         for line in record["positions"]
     ]
-    print_table(["position", "reached and accepted", "accepted if reached"], cells, ())
+    print_table(["position", "reached and accepted", "accepted if reached"], cells)
     print(f"tokens a call {_interval(record, 'tokens_per_call')}")
     print(LEGEND + (OF_PROMPTS if record["errors_of_these_prompts"] else OF_ANY))
     if "compared" in record:
@@ -306,7 +306,7 @@ def _show_compared(compared: Line) -> None:
         for gap in compared["gaps"]
     ]
     print()
-    print_table(heads, cells, ())
+    print_table(heads, cells)
     print(compared["sentence"])
     for name in compared["not_excluded"]:
         fault = next(own for own in FAULTS if own.kind == name)

@@ -4,7 +4,6 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +51,8 @@ MARKERS = "osD^vP*X"
 Point = tuple[str, float, float]
 
 
-def save_plot(path: str, line: Any, divergence: str, points: Sequence[Point]) -> None:
-    """Draw a pooled frontier with policies (name, mean divergence, mean acceptance): PNG, PDF, SVG.
+def save_plot(path: str, line: Any, divergence: str, point: Point) -> None:
+    """Draw a pooled frontier with a policy (name, mean divergence, mean acceptance): PNG, PDF, SVG.
 
     The points of a line with corners are marked: nothing is known between them.
     """
@@ -62,7 +61,7 @@ def save_plot(path: str, line: Any, divergence: str, points: Sequence[Point]) ->
 
     with matplotlib.rc_context(settings()):
         figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        _draw(figure.subplots(), line, divergence, points)
+        _draw(figure.subplots(), line, divergence, point)
         write_picture(path, figure)
 
 
@@ -131,19 +130,18 @@ def write_picture(path: str, figure: Any) -> None:
     write_whole(path, content.getvalue())
 
 
-def _draw(axes: Any, line: Any, divergence: str, points: Sequence[Point]) -> None:
-    """Draw mean acceptance against the mean divergence of what is emitted, beyond the marks."""
+def _draw(axes: Any, line: Any, divergence: str, point: Point) -> None:
+    """Draw mean acceptance against the mean divergence of what is emitted, beyond the mark."""
     delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
-    drawn = [point for point in points if math.isfinite(point[1])]
-    right = BEYOND * max((spent for _, spent, _ in drawn), default=0.0) or math.inf
+    name, spent, acceptance = point
+    right = (BEYOND * spent if math.isfinite(spent) else 0.0) or math.inf
     before = np.append(0.0, delta[:-1])
     shown = np.isfinite(delta) & (before <= right)  # one point beyond, too
     look: Any = {"marker": "o", "ms": 3, "color": OPTIMUM, "label": "optimum over all rows"}
     axes.plot(delta[shown], accepted[shown], **look)
     axes.plot(0, accepted[0], "s", color=INK, label="lossless")
-    for number, (name, spent, acceptance) in enumerate(drawn):
-        marker, colour = MARKERS[number % len(MARKERS)], COLOURS[number % len(COLOURS)]
-        axes.plot(spent, acceptance, linestyle="none", label=name, marker=marker, color=colour)
+    if math.isfinite(spent):
+        axes.plot(spent, acceptance, MARKERS[0], label=name, color=COLOURS[0])
     unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
     axes.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
     axes.set_ylabel("mean acceptance")

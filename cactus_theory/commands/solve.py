@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         return print_json(asked | {"vocabulary": int(q.shape[-1])} | numbers | columns)
     print(title)
     if lines:
-        print_table(list(columns), [[f"{x:.6g}" for x in line] for line in lines], ())
+        print_table(list(columns), [[f"{x:.6g}" for x in line] for line in lines])
         return 0
     if numbers:
         print_rows(numbers)

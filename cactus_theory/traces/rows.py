@@ -1,10 +1,8 @@
-"""Saved rows in the place of a trace, and the audit of a policy on many rows."""
+"""Saved rows in the place of a trace, and the means of a policy over many rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +11,9 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.threads import one_thread
-from cactus_theory.divergences import Divergence, read_divergence
-from cactus_theory.emitted import audit, best_acceptance, directions, law_and_acceptance
-from cactus_theory.policies import Policy, read_policy
+from cactus_theory.divergences import Divergence
+from cactus_theory.emitted import best_acceptance, directions, law_and_acceptance
+from cactus_theory.policies import Policy
 from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import ENTRIES, Trace
@@ -81,7 +79,9 @@ class RowMeans:
     acceptance, divergence : Σ p φ, and D(emitted‖q).
     entropy, surprise, agreement : of the emitted law, :func:`cactus_theory.emitted.directions`.
     largest : of all rows, the largest divergence.
-    share : as of :func:`pooled_audit`; NaN unless it was asked for.
+    share : mean acceptance over the mean of the best acceptance of each row at the divergence that
+        the policy spends on it; above 1 only where tokens with q = 0 are emitted; NaN unless
+        it was asked for.
     """
 
     policy: str
@@ -130,63 +130,3 @@ def row_pairs(
             width = batch.draft_probs.shape[1]
             target = batch.target_probs[:, :-1].flatten(0, 1)
             yield batch.text.repeat_interleave(width), target, batch.draft_probs.flatten(0, 1)
-
-
-def pooled_audit(
-    policy: str | Policy,
-    source: Source | str | Path,
-    *,
-    divergence: str | Divergence = "kl",
-    on_rows: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
-    """Audit a policy on all rows of a trace or of saved rows; nothing is sampled.
-
-    Parameters
-    ----------
-    policy : a Policy or a spec, such as ``"band:price=1"``.
-    source : a trace, its folder, or :class:`SavedRows`. Of a trace, all rows that have a draft
-        row, those after a rejection too.
-    divergence : in which the emitted law is measured and the optima are found.
-    on_rows : called with how many rows are done, now and then.
-
-    Returns
-    -------
-    policy, declares : its spec, and what it declares.
-    rows : how many.
-    acceptance, divergence : estimates of the means over rows of Σ p φ and of D(emitted‖q).
-    raised_off_head : that of the mass that tokens far below the target's first choice have beyond
-        q.
-    share : mean acceptance over the mean of the best acceptance of each row at the divergence
-        the policy spends on that row; above 1 only for policies that emit tokens with q = 0.
-    held : on how many rows the declared budget held; None without one.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`cactus_theory.audit`; a trace of deterministic drafts only.
-    """
-    source = source if isinstance(source, Trace | SavedRows) else Trace.open(source)
-    policy, kind = read_policy(policy), read_divergence(divergence)
-    sums = np.zeros((5, source.texts))
-    held = 0
-    for text, q, p in row_pairs(source, ENTRIES):
-        report = audit(policy, q, p, divergence=kind)
-        own = report.divergences[report.reference]
-        parts = torch.ones_like(own), report.acceptance, own, report.raised_off_head
-        columns = torch.stack((*parts, report.optimum_acceptance), -1)
-        np.add.at(sums.T, text.numpy(), columns.numpy())
-        held += 0 if report.within is None else int(report.within.sum())
-        if on_rows is not None:
-            on_rows(int(sums[0].sum()))
-    rows, accepted, spent, raised, best = sums
-    if not rows.sum():
-        raise ValueError("source: must hold draft rows; every draft in it was deterministic")
-    ratios = {"acceptance": (accepted, rows), "divergence": (spent, rows),
-              "raised_off_head": (raised, rows), "share": (accepted, best)}  # fmt: skip
-    return {
-        "policy": policy.spec,
-        "declares": policy.declares,
-        "rows": int(rows.sum()),
-        **{name: ratio_of_sums(*own, source.fingerprint) for name, own in ratios.items()},
-        "held": None if policy.declares.budget is None else held,
-    }

@@ -40,7 +40,6 @@ NAMES = {
     "DECODE": f"generate {PAIR} --prompt x --policy speculative",
     "ALONE": f"generate --target {ROOT}/simulations/pair/target --prompt x",
     "GENERATE": "generate --target no --draft no --prompt x --policy",
-    "TABLE": "--policy speculative --policy cactus:delta=0.1",
     "TUNE": "tune --nats 1",
     "COUNTED": "--observed 0.5,0.4,0.3,0.2",
     "THROUGHPUT": "throughput --out out",
@@ -68,7 +67,8 @@ cactus solve no.npy p.npy --delta 1 --out taken.npy | Is a directory
 cactus solve TRACE --price 1 --logits | logits: must not be given with
 cactus solve . --price 1 | must be the folder of a trace; it has no manifest.json
 cactus audit q.npy p.npy --policy no.py:x | no such file; got 'no.py'
-cactus audit q.npy p.npy TABLE --policy cactuss | 'cactuss'
+cactus audit q.npy p.npy --policy cactuss | 'cactuss'
+cactus audit q.npy p.npy --policy band --policy typical | must be given once; got band and typical
 cactus audit TRACE x.npy --policy typical | draft: must not be given with
 cactus GENERATE typical | no
 cactus GENERATE cactus:delta=1 --policy speculative | must be given once; got cactus:delta=1 and spe

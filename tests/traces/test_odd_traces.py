@@ -14,7 +14,7 @@ from tests.traces.conftest import VOCAB
 
 tensor_files = pytest.importorskip("safetensors.torch")
 TUNE = ("tune", "--cost-ratio", "0.01", "--nats", "0.05")
-TWO = ("--policy", "speculative", "--policy", "band:price=1")
+BAND = ("--policy", "band:price=1")
 
 
 def texts(count=6, rounds=4, rare=False):
@@ -44,7 +44,7 @@ def test_rounding_foretells_nothing(value):
 @pytest.mark.parametrize(("count", "said"), [(2, 0), (6, 1)])
 def test_two_texts_foretell_nothing(tmp_path, capsys, count, said):
     trace = saved(tmp_path, texts(count, rare=True))
-    assert main(["audit", str(trace.folder), *TWO]) == 0
+    assert main(["audit", str(trace.folder), *BAND]) == 0
     assert capsys.readouterr().out.count("answers will") == said
 
 
@@ -54,10 +54,10 @@ def test_ends_beyond_the_vocabulary_and_twice(tmp_path, capsys):
         saved(tmp_path / "b", texts(), [2, 3]),
     )
     assert end_ratio(trace, "band:price=1").value == end_ratio(other, "band:price=1").value
-    assert main(["audit", str(trace.folder), *TWO, "--policy", "band:price=1,hold=eos"]) == 0
+    assert main(["audit", str(trace.folder), "--policy", "band:price=1,hold=eos"]) == 0
     assert main([*TUNE, "--trace", str(trace.folder), "--policy", "band:price"]) == 0
     none = saved(tmp_path / "c", texts(), [VOCAB])
-    assert main(["audit", str(none.folder), *TWO]) == 0
+    assert main(["audit", str(none.folder), *BAND]) == 0
 
 
 def test_one_policy_knows_the_ends_of_a_trace(tmp_path, capsys):
@@ -185,11 +185,10 @@ def test_a_rule_without_knobs_can_be_tuned(tmp_path, capsys):
         ("leaves", "SystemExit"),
     ],
 )
-@pytest.mark.parametrize("more", [(), ("--policy", "speculative")])
-def test_a_rule_that_raises_is_told_in_a_line(tmp_path, capsys, name, said, more):
+def test_a_rule_that_raises_is_told_in_a_line(tmp_path, capsys, name, said):
     (tmp_path / "mine.py").write_text(RULES)
     trace = saved(tmp_path, texts())
-    asked = ["audit", str(trace.folder), "--policy", f"{tmp_path}/mine.py:{name}", *more]
+    asked = ["audit", str(trace.folder), "--policy", f"{tmp_path}/mine.py:{name}"]
     assert main(asked) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and said in err
@@ -199,7 +198,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused_first(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     trace = saved(tmp_path, texts())
     files = ["--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png")]
-    assert main(["audit", str(trace.folder), *TWO, "--divergence", "total_variation", *files]) == 2
+    assert main(["audit", str(trace.folder), *BAND, "--divergence", "total_variation", *files]) == 2
     assert "--plot" in capsys.readouterr().err and not (tmp_path / "a.csv").exists()
 
 
@@ -230,7 +229,7 @@ def test_ids_are_not_changed_as_they_are_written(tmp_path, ids):
 def test_texts_of_a_lossy_decode_are_not_the_targets_own(tmp_path, capsys):
     trace = saved(tmp_path, texts(6, rare=True))
     changed(trace, dict, details={"policy": "band:price=0.01"})
-    assert main(["audit", str(trace.folder), *TWO]) == 0
+    assert main(["audit", str(trace.folder), *BAND]) == 0
     assert "answers will" not in capsys.readouterr().out
 
 

@@ -1,6 +1,6 @@
 """A replay is the average of verification over coins and drafts, and of real decodes.
 
-A pooled audit is the mean of the audits of its rows; both have errors that count texts.
+Means over rows are those of the audits of each; both have errors that count texts.
 """
 
 import math
@@ -12,8 +12,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.traces import Cycle, SavedRows, Trace, log_trace, replay, save_trace
-from cactus_theory.traces import rows as pooled_audits
-from cactus_theory.traces.rows import pooled_audit, row_pairs
+from cactus_theory.traces import rows as rows_of_policies
+from cactus_theory.traces.rows import row_means, row_pairs
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import amount
@@ -152,47 +152,30 @@ def test_bad_arguments_are_refused(tmp_path: Path, ragged, changes, said: str) -
 
 
 @pytest.mark.parametrize("spec", AUDITED)
-def test_the_means_are_those_of_the_audit(spec):
+def test_means_over_rows_are_those_of_audits(spec, monkeypatch):
+    """In parts of three rows; the errors are those of rows, or of a trace's texts."""
     q, p = pair(30, 8, seed=5)
-    found = pooled_audit(spec, SavedRows.of(q, p), divergence="reverse_kl")
+    monkeypatch.setattr(rows_of_policies, "ENTRIES", 3 * 8)
+    kind = ct.divergence("reverse_kl")
+    found = row_means(ct.policy(spec), SavedRows.of(q, p), kind, best=True)
     seen = ct.audit(ct.policy(spec), q, p, divergence="reverse_kl")
     spent = seen.divergences["reverse_kl"]
-    for own, rows in ((found["acceptance"], seen.acceptance), (found["divergence"], spent)):
+    for own, rows in ((found.acceptance, seen.acceptance), (found.divergence, spent)):
         if not torch.isfinite(rows).all():
             assert own.value == np.inf
             continue
         assert own.value == pytest.approx(float(rows.mean()), abs=EXACT)
         error = float(rows.std() / np.sqrt(30))
         assert own.standard_error == pytest.approx(error, rel=1e-9, abs=EXACT)
-    assert found["share"].value == pytest.approx(
+    assert found.share.value == pytest.approx(
         float(seen.acceptance.sum() / seen.optimum_acceptance.sum()), abs=EXACT
     )
-    budget = ct.policy(spec).declares.budget
-    assert found["held"] == (None if budget is None else int(seen.within.sum()))
-    assert found["rows"] == 30
-
-
-def test_parts_of_the_rows_change_nothing(monkeypatch):
-    rows = SavedRows.of(*pair(30, 8, seed=5))
-    whole = pooled_audit("cactus:delta=0.1", rows)
-    monkeypatch.setattr(pooled_audits, "ENTRIES", 3 * 8)
-    done: list[int] = []
-    parts = pooled_audit("cactus:delta=0.1", rows, on_rows=done.append)
-    assert done == list(range(3, 31, 3))
-    assert parts["acceptance"].value == pytest.approx(whole["acceptance"].value, abs=EXACT)
-    assert parts["held"] == whole["held"]
-
-
-def test_a_trace_and_its_saved_rows_have_the_same_means_and_other_errors():
-    trace = Trace.open(EXAMPLE)
-    saved = SavedRows.of(*trace.rows())
-    for spec in AUDITED[: amount(1, 3)]:
-        one, other = pooled_audit(spec, trace), pooled_audit(spec, saved)
-        assert one["rows"] == other["rows"] == len(saved)
-        assert one["acceptance"].value == pytest.approx(other["acceptance"].value, abs=EXACT)
-        assert one["divergence"].value == pytest.approx(other["divergence"].value, abs=EXACT)
-        assert len(one["acceptance"].left_out) == trace.texts < len(other["acceptance"].left_out)
-    assert pooled_audit("speculative", EXAMPLE)["rows"] == len(saved)
+    trace, kl = Trace.open(EXAMPLE), ct.divergence("kl")
+    one, other = (row_means(ct.policy(spec), own, kl)
+                  for own in (trace, SavedRows.of(*trace.rows())))  # fmt: skip
+    assert one.acceptance.value == pytest.approx(other.acceptance.value, abs=EXACT)
+    assert one.divergence.value == pytest.approx(other.divergence.value, abs=EXACT)
+    assert len(one.acceptance.left_out) == trace.texts < len(other.acceptance.left_out)
 
 
 def test_rows_of_a_trace_keep_their_texts(tmp_path, ragged):
@@ -211,6 +194,5 @@ def test_a_trace_of_deterministic_drafts_has_no_rows(tmp_path):
     rows = torch.full((2, VOCAB), 1 / VOCAB, dtype=torch.float64)
     cycle = Cycle(0, 0, torch.tensor([1]), rows, None)
     trace = save_trace(tmp_path / "t", [[cycle]], vocab_size=VOCAB, num_draft_tokens=1)
-    for read in (trace.rows, lambda: pooled_audit("speculative", trace)):
-        with pytest.raises(ValueError, match="must hold draft rows; every draft in it was determ"):
-            read()
+    with pytest.raises(ValueError, match="must hold draft rows; every draft in it was determ"):
+        trace.rows()
