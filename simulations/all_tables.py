@@ -102,7 +102,6 @@ ENTRIES = (
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
-    Entry("bench_turns", "--repeats 3 --before {root}", CSV),
     Entry("bench_decode", "--repeats 1", CSV),
     Entry("bench_decode_stories", "--repeats 1", CSV,
           f"{MODELS} {{shared}}/prompts/mt_bench.jsonl"),

@@ -4,7 +4,6 @@
 compared with one softmax of the same row and a plain numpy sort-and-bisect.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
-``turns``: steps, meters, laws and replays, compared with another checkout of the project.
 A file each: ``measure`` returns rows, and ``HEADS`` are the columns that are printed.
 """
 
@@ -17,22 +16,19 @@ from cactus_theory.commands.models import opened
 from ..common.inputs import add_pair_arguments
 from ..common.results import columns, publish
 
-WHAT = ("theory", "verify", "decode", "turns")
+WHAT = ("theory", "verify", "decode")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=WHAT, help="which benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="of which the median is reported")
-    parser.add_argument("--before", type=Path, metavar="DIR", help="the other checkout, of turns")
     add_pair_arguments(parser)
     parser.add_argument("--out", type=Path, help="build/bench/WHAT.csv unless given")
 
 
 def run(args: argparse.Namespace) -> int:
-    if (args.before is not None) != (args.what == "turns"):
-        raise ValueError(f"--before: must be given with turns, and only there; got {args.before}")
     benchmark = importlib.import_module(f"simulations.bench.{args.what}")
-    needs, notes = [args.before] if args.what == "turns" else [], {}
+    needs, notes = [], {}
     if args.what == "decode":
         needs, notes = [pair := opened(args), args.target.name], {"dtype": pair[0].dtype}
     rows = list(benchmark.measure(args.repeats, *needs))

@@ -13,7 +13,6 @@ from cactus_theory.verify import find_verifier
 from cactus_theory.verify.node import nodes_of_rows
 
 from .theory import clocked
-from .turns import rows
 
 # texts, drafted tokens, and the vocabulary of Qwen 3
 BATCH, WIDTH, VOCAB = 8, 8, 151_936
@@ -76,13 +75,29 @@ def dense_step(
     return torch.where(kept > 0, ids, -1), last, accepted
 
 
+def rows(
+    vocab: int, batch: int, seed: int, width: int, noise: float
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Return float32 rows of target and draft, drafted tokens, coins.
+
+    ``noise`` is that of the draft's logits.
+    """
+    source = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(batch, width + 1, vocab, generator=source)
+    stray = noise * torch.randn(batch, width, vocab, generator=source)
+    q, p = logits.softmax(-1), (logits[:, :-1] + stray).softmax(-1)
+    ids = torch.multinomial(p.flatten(0, 1), 1, generator=source).view(batch, width)
+    coins = torch.rand(batch, width + 1, generator=source, dtype=torch.float64)
+    return q, p, ids, (coins[:, :width], coins[:, width])
+
+
 def measure(repeats: int) -> Iterator[dict[str, Any]]:
     for kind, noise in NOISES.items():
         yield from _measured(kind, noise, repeats)
 
 
 def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]:
-    jobs = _jobs(*rows(VOCAB, BATCH, 0, WIDTH, noise)[:4])
+    jobs = _jobs(*rows(VOCAB, BATCH, 0, WIDTH, noise))
     with torch.inference_mode():
         times, last = clocked(jobs, repeats)
     medians = {name: each["milliseconds"] for name, each in times.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from simulations.__main__ import main
-from simulations.bench import theory, turns, verify
+from simulations.bench import theory, verify
 from simulations.common.results import read_csv
 
 
@@ -42,16 +42,3 @@ def test_the_closed_forms_are_timed(tmp_path, monkeypatch) -> None:
     batches = [row["job"] for row in rows if row["rows"] == "3"]
     assert [job.replace("of a batch", "one by one") for job in batches[::2]] == batches[1::2]
     assert len(batches) == 2 * (len(theory.LAWS) + 2)
-
-
-def test_jobs_are_timed_in_turns_with_another_checkout(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(turns, "VOCABULARIES", (50, 60))
-    flags = ["--before", str(turns.ROOT), "--repeats", "8", "--out", str(tmp_path / "x.csv")]
-    assert main(["bench", "turns", *flags]) == 0
-    rows, _ = read_csv(tmp_path / "x.csv")
-    names = list(turns.jobs())
-    assert [row["job"] for row in rows if row["vocabulary"] == "50"] == names
-    assert len(rows) == 2 * len(names) - 4  # the trace has a vocabulary of its own
-    for row in rows:
-        assert float(row["low"]) <= float(row["ratio"]) <= float(row["high"])
-        assert row["pairs"] == "7"
