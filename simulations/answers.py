@@ -40,7 +40,7 @@ from .common.decode import Harness
 from .common.grid import PLAIN, Config, Grid, Job
 from .common.inputs import add_decode_arguments, at_least, prompt_ids, settings_of
 from .common.journal import Journal
-from .common.results import WIDEST, columns, publish
+from .common.results import WIDEST, Column, columns, publish
 from .common.statistics import Draws, interval, resamples
 from .common.tuned import config, key, tune_all
 from .scores import Score, score_of
@@ -48,20 +48,23 @@ from .scores import Score, score_of
 POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band:hold=eos", "speculative:tilt")
 # most new tokens of the texts that are logged and timed, and the most entries of logged rows
 TUNED_TOKENS, LOGGED = 48, 6_400_000
-# columns with an interval, and their heads
-MEASURED = {
-    "tokens_per_second": "tokens/s", "over_plain": "x plain", "over_lossless": "x lossless",
-    "tokens_per_call": "tokens\n/call", "kl_per_token": "nats\n/token",
-    "tokens_per_answer": "tokens\n/answer", "seconds_per_answer": "s/answer",
-    "answer_over_lossless": "x lossless\nan answer", "score": "score",
-    "score_difference": "– lossless", "seconds_per_right": "s/right\nanswer",
-}  # fmt: skip
+# columns with an interval; two of them stand in sentences below the table
+MEASURED = (
+    Column("tokens/s", "tokens_per_second", 1),
+    Column("× plain", "over_plain", 2, interval=True),
+    Column("× lossless", "over_lossless", 2, interval=True),
+    Column("tokens a call", "tokens_per_call", 2),
+    Column("metered", "kl_per_token", 4),
+    Column("tokens an answer", "tokens_per_answer", 0),
+    Column("seconds an answer", "seconds_per_answer", 1, interval=True),
+    Column("× lossless, an answer", "answer_over_lossless", 2, interval=True),
+    Column("score", "score", 2, interval=True),
+    Column("minus lossless", "score_difference", 3, interval=True),
+    Column("seconds a right answer", "seconds_per_right", 1),
+)
+IN_SENTENCES = ("answer_over_lossless", "score_difference")
 # tests: prompts that this line alone, and lossless alone, has right
 TESTS = ("right_alone", "lossless_right_alone", "p", "p_of_all")
-IN_SENTENCES = ("answer_over_lossless", "score_difference")
-HEADS = {"name": "method", "num_draft_tokens": "K"} | {
-    name: head for name, head in MEASURED.items() if name not in IN_SENTENCES
-}
 Row = dict[str, Any]
 Run = tuple[float, Config, Sequence[Row]]
 Sums = Mapping[str, Any]
@@ -280,7 +283,9 @@ def shown(rows: Sequence[Row], args: argparse.Namespace) -> str:
         f"{rows[0]['prompts']} prompts, {args.batch} at once, answers of at most "
         f"{args.max_new_tokens} tokens, temperature {args.temperature:g}"
     )
-    heads = {name: head for name, head in HEADS.items() if name in named[0]}
+    heads = {"name": "method", "num_draft_tokens": "K"}
+    heads |= {str(own.of): own.short for own in MEASURED
+              if own.of in named[0] and own.of not in IN_SENTENCES}  # fmt: skip
     cut = float(np.mean([row["cut"] for row in rows]))
     said = [f"The limit cut {cut:.0%} of the answers off."]
     said += [_sentence(row) for row in rows if row["level"]]

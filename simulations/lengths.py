@@ -12,6 +12,7 @@ lengths? The table is written after every setting. Errors are the jackknife's ov
 import argparse
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,15 @@ import numpy as np
 import torch
 
 from cactus_theory.base.significance import items_needed
-from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import Repeated
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.traces.estimate import Estimate, ratio_of_sums, valued
+from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.verify.node import Node
 
 from .common.inputs import at_least
-from .common.results import columns, publish, read_csv, values_of
+from .common.journal import filled
+from .common.results import columns, estimates, publish, read_csv, values_of
 from .common.walk import Step, add_walk_arguments, laws_of, opened_walk, walked
 
 BAND = "band:price"
@@ -53,18 +54,19 @@ def run(args: argparse.Namespace) -> int:
     ends, passes = sorted(own_ends(pair.target)), range(0, args.answers, args.together)
     lossy = [read_policy(spec).at_ends(ends) for _, spec in named[1:]]
     made: list[tuple[Row, Sums]] = []
-    progress = Progress("writing answers", len(named) * len(passes))
+    texts = ids * args.together
+
+    def written(policy: Policy, start: int) -> Row:
+        coins = torch.Generator().manual_seed(args.seed + start)
+        steps = walked(pair, texts, policy, args.max_new_tokens, coins)
+        return _sums(steps, ends, len(texts), args, () if made else lossy)
+
     with kept as journal:
         for level, spec in named:
-            policy, sums = read_policy(spec).at_ends(ends), []
-            for start in passes:
-                if (key := f"{policy.spec} from {start}") not in journal.results:
-                    coins = torch.Generator().manual_seed(args.seed + start)
-                    texts = ids * args.together
-                    steps = walked(pair, texts, policy, args.max_new_tokens, coins)
-                    journal.add(key, _sums(steps, ends, len(texts), args, () if made else lossy))
-                sums.append(journal.results[key])
-                progress.advance()
+            policy = read_policy(spec).at_ends(ends)
+            jobs = {f"{policy.spec} from {start}": partial(written, policy, start)
+                    for start in passes}  # fmt: skip
+            sums = [*filled(jobs, journal, f"writing answers, {policy.spec}").values()]
             total = {name: np.sum([one[name] for one in sums], 0) for name in sums[0]}
             made.append(({"policy": policy.spec, "level": level}, total))
             rows = [about | _row(own, made[0][1], about["policy"]) for about, own in made]
@@ -153,23 +155,23 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
 
     ends = mean(own, "end_emitted", "tokens") / mean(own, "end_target", "tokens")
     row: Row = {"answers": int(own["answers"].sum()), "cut": 1 - mean(own, "ended").value}
-    row |= valued("length", mean(own, "tokens"))
     ratio = mean(own, "tokens") / mean(lossless, "tokens")
-    row |= valued("length_ratio", ratio)
-    fair, fair_lossless = _adjusted(own), _adjusted(lossless)
-    for name, of in (("length", "tokens"), ("calls", "calls")):
-        adjusted = mean(fair, of) / mean(fair_lossless, of)
-        row |= valued(f"{name}_ratio_adjusted", adjusted)
+    fair = [[mean(_adjusted(sums), of) for sums in (own, lossless)] for of in ("tokens", "calls")]
+    row |= estimates(
+        length=mean(own, "tokens"), length_ratio=ratio,
+        length_ratio_adjusted=fair[0][0] / fair[0][1],
+        calls_ratio_adjusted=fair[1][0] / fair[1][1],
+    )  # fmt: skip
     prompts = len(own["answers"])
     row["prompts_needed"] = items_needed(ratio.value - 1, ratio.standard_error, prompts)
-    row |= valued("end_ratio", ends)
     known = "end_emitted" if own is lossless else spec  # of a run that went on with other levels
     foretold = mean(lossless, known, "end_target") if known in lossless else None
-    row |= valued("end_ratio_at_lossless_texts", foretold)
-    row |= valued("acceptance", mean(own, "accepted", "tokens"))
-    row |= valued("kl_per_token", mean(own, "kl", "tokens"))
-    row |= valued("calls_per_answer", mean(own, "calls"))
-    return row | valued("calls_ratio", mean(own, "calls") / mean(lossless, "calls"))
+    return row | estimates(
+        end_ratio=ends, end_ratio_at_lossless_texts=foretold,
+        acceptance=mean(own, "accepted", "tokens"), kl_per_token=mean(own, "kl", "tokens"),
+        calls_per_answer=mean(own, "calls"),
+        calls_ratio=mean(own, "calls") / mean(lossless, "calls"),
+    )  # fmt: skip
 
 
 def _adjusted(sums: Sums) -> Sums:

@@ -12,7 +12,7 @@ are the jackknife's over texts.
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,13 @@ from cactus_theory.commands.flags import Repeated
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.traces.estimate import Replay, valued
+from cactus_theory.traces.estimate import Replay
 from cactus_theory.tuning.families import Family, families
 from cactus_theory.tuning.knobs import Knobs
 
 from .common.inputs import at_least
-from .common.results import columns, publish, values_of
+from .common.journal import filled
+from .common.results import columns, estimates, publish, values_of
 from .common.walk import add_walk_arguments, opened_walk, walked
 
 TABLES = "price_travels", "same_nats"
@@ -64,16 +65,12 @@ def run(args: argparse.Namespace) -> int:
     makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.nats)
                for name in args.elsewhere}  # fmt: skip
     pair, ids, kept = opened_walk(args, "batch", "nats")
-    texts = None
-    progress = Progress("solving", len(makers))
+    texts = cache(lambda: _written(args, pair, ids))
     with kept as journal:
-        for key, make in makers.items():
-            if key not in journal.results:
-                texts = texts or _written(args, pair, ids)
-                journal.add(key, {"rows": make(texts)})
-            progress.advance()
+        jobs = {key: lambda make=make: {"rows": make(texts())} for key, make in makers.items()}
+        results = filled(jobs, journal, "solving")
         for table in TABLES:
-            made = [journal.results[key]["rows"] for key in makers if key.startswith(table)]
+            made = [own["rows"] for key, own in results.items() if key.startswith(table)]
             if made:
                 rows = sum(made, [])
                 publish(args, rows, args.out / f"{table}.csv", dtype=pair.dtype)
@@ -184,9 +181,10 @@ def _knob_error(family: Family, tried: Mapping[float, Replay], x: float) -> floa
 
 
 def _measured(replay: Replay) -> Row:
-    row = valued("tokens_per_call", replay.tokens_per_call)
-    row |= valued("acceptance", replay.acceptance_by_position[0])
-    return row | valued("kl_per_token", replay.divergence_per_token())
+    return estimates(
+        tokens_per_call=replay.tokens_per_call, acceptance=replay.acceptance_by_position[0],
+        kl_per_token=replay.divergence_per_token(),
+    )  # fmt: skip
 
 
 def _travelled(law: str, family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:

@@ -13,9 +13,9 @@ A file has JSON lines: a prompt, as everywhere, with the answer's text under ``a
 """
 
 import argparse
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from cactus_theory.base.chunks import in_parts
 from cactus_theory.base.copies import called, lawful
 from cactus_theory.base.prompts import Prompt, is_utf8, prompts_of
 from cactus_theory.base.specs import label
-from cactus_theory.base.terminal import Progress
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import add_chat, add_policy, rendered_ids, rendering
 from cactus_theory.decoding._sampling import Warp
@@ -42,11 +41,11 @@ from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies import FixedTarget, Policy, read_policy
 from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies._tilt import colder, tilt_of, untilted
-from cactus_theory.traces.estimate import ratio_of_sums, valued
+from cactus_theory.traces.estimate import ratio_of_sums
 
 from .common.inputs import PAIR, ROOT, at_least, digest, settings_of
-from .common.journal import Journal
-from .common.results import columns, publish
+from .common.journal import Journal, filled
+from .common.results import columns, estimates, publish
 
 # keys of an answer's text; a line has one of them
 ANSWERS = ("answer", "canonical_solution")
@@ -111,13 +110,14 @@ def run(args: argparse.Namespace) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     asked = {"answers": digest(repr(texts).encode()), "policies": list(policies)}
     settings = settings_of(args, prompts, "num_answers", methods=args.policy, **asked)
-    progress, rows = Progress("answers", len(read)), list[Any]()
+    rows = list[Any]()
+
+    def along(before: list[int], own: list[int], _: bool) -> dict[str, Any]:
+        return _summed(*rows_along(pair, before, own), own, policies)
+
     with Journal(args.out / "journal.jsonl", settings) as journal:
-        for number, (*text, _) in enumerate(read, 1):
-            if str(number) not in journal.results:
-                journal.add(str(number), _summed(*rows_along(pair, *text), text[1], policies))
-            progress.advance()
-        left = (journal.results[str(number)] for number in itertools.count(1))
+        jobs = {str(number): partial(along, *text) for number, text in enumerate(read, 1)}
+        left = iter(filled(jobs, journal, "answers").values())
         for path, own in zip(args.answers, files, strict=True):
             rows += _rows(path.name, list(policies), [next(left) for _ in own])
     cut = f"{sum(cut for *_, cut in read)} of {len(read)} answers are longer than read"
@@ -259,16 +259,14 @@ def _rows(name: str, policies: Sequence[str], results: Sequence[Any]) -> list[di
              for own in sums.transpose(1, 2, 0)]  # fmt: skip
     shown, rows = [":".join(filter(None, label(policy))) for policy in policies], []
     for policy, own in zip(shown, every, strict=True):
-        row: dict[str, Any] = {"file": name, "policy": policy} | about
-        for column, value in own.items():
-            row |= valued(column, value)
+        row: dict[str, Any] = {"file": name, "policy": policy} | about | estimates(**own)
         gain, nats, reference = (own[key].value for key in ("gain", "nats", "reference_change"))
         others = [(other["gain"].value, at) for at, other in enumerate(every)
                   if other["nats"].value <= nats and other["gain"].value > gain
                   and other["reference_change"].value >= reference]  # fmt: skip
         at = max(others)[1] if others else None
-        row |= valued("unforetold", own["reference_change"] - own["agreement"])
+        row |= estimates(unforetold=own["reference_change"] - own["agreement"])
         row["better"] = None if at is None else shown[at]
         more = None if at is None else every[at]["gain"] - own["gain"]
-        rows.append(row | valued("better_gain", more))
+        rows.append(row | estimates(better_gain=more))
     return rows

@@ -7,6 +7,7 @@ compared answer by answer. Errors are over questions, and differences to lossles
 
 import argparse
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,16 @@ import numpy as np
 
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import prompts_of
-from cactus_theory.base.terminal import Progress
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import add_chat, add_policy, rendered_ids
 from cactus_theory.policies import read_policy
-from cactus_theory.traces.estimate import ratio_of_sums, valued
+from cactus_theory.traces.estimate import ratio_of_sums
 
 from .common.decode import Harness
 from .common.grid import Config
 from .common.inputs import PAIR, at_least, settings_of
-from .common.journal import Journal
-from .common.results import columns, publish
+from .common.journal import Journal, filled
+from .common.results import columns, estimates, publish
 from .references import FACTS, LOSSLESS
 
 # normal quantiles of a two-sided test at 5 % and of a power of 80 %
@@ -59,16 +59,17 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args, prompts, *flags, methods=policies)
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
     groups = range(-(-len(ids) // args.batch))
-    progress, rows = Progress("batches", len(policies) * len(groups)), []
+
+    def judged(policy: str, group: int) -> dict[str, Any]:
+        config = Config(policy, args.num_draft_tokens, "chain", batch=args.batch)
+        asked = [words[at % len(words)] for at in harness.group(args.batch, group)]
+        return _judged(harness, config, group, asked, pair.tokenizer)
+
+    jobs = {f"{policy} {group}": partial(judged, policy, group)
+            for policy in policies for group in groups}  # fmt: skip
     with Journal(args.out / "journal.jsonl", settings) as journal:
-        for policy in policies:
-            config = Config(policy, args.num_draft_tokens, "chain", batch=args.batch)
-            for group in groups:
-                if (key := f"{policy} {group}") not in journal.results:
-                    asked = [words[at % len(words)] for at in harness.group(args.batch, group)]
-                    journal.add(key, _judged(harness, config, group, asked, pair.tokenizer))
-                progress.advance()
-            rows.append([journal.results[f"{policy} {group}"] for group in groups])
+        results = filled(jobs, journal, "batches")
+    rows = [[results[f"{policy} {group}"] for group in groups] for policy in policies]
     table = _table(policies, rows, len(words))
     publish(args, table, args.out / "right_words.csv", dtype=pair.dtype)
     shown = "policy", "right", "difference", "nats", "tokens_per_call", "shown_by_80_percent"
@@ -99,7 +100,7 @@ def _table(policies: list[str], results: list[Any], questions: int) -> list[dict
         right = ratio_of_sums(share, ones, "facts")
         less = ratio_of_sums(share - shares[0], ones, "facts")
         row = {"policy": policy, "questions": questions, "answers": len(every[0])}
-        row |= valued("right", right) | valued("difference", less)
+        row |= estimates(right=right, difference=less)
         row |= {"shown_by_80_percent": (TWO_SIDED + POWER) * less.standard_error}
         rows.append(row | {"nats": nats / tokens, "tokens_per_call": tokens / calls})
     return rows

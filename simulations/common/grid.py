@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import file_of, label
-from cactus_theory.base.terminal import Progress
 from cactus_theory.decoding import schedule
 from cactus_theory.decoding.schedule import check_rule, read_rule
 from cactus_theory.decoding.setting import Setting
@@ -20,7 +19,7 @@ from cactus_theory.policies._registry import policy_of_data
 from cactus_theory.verify import verifiers
 from cactus_theory.verify.contract import registered_verifier
 
-from .journal import Journal
+from .journal import Journal, Record, filled
 
 # methods that no policy can stand for
 BASELINES = PLAIN, HF_PLAIN, HF_ASSISTED = "plain", "hf_plain", "hf_assisted"
@@ -122,9 +121,6 @@ def configs(
     return lines
 
 
-Record = dict[str, Any]
-
-
 @dataclass(frozen=True)
 class Runs:
     """The records of one line: of metered repeats, and of timed ones (each the other if none).
@@ -217,15 +213,8 @@ class Grid:
         warmed = {job.config for job in missing if job.repeat < self.metered}
         for line in dict.fromkeys(job.config for job in missing if job.config not in warmed):
             record(Job(line, self.metered, 0))
-        progress = Progress("decoding", len(self.jobs), len(self.jobs) - len(missing))
-        for job in missing:
-            result = record(job)
-            if journal is None:
-                results[job.key] = result
-            else:
-                journal.add(job.key, result)
-            progress.advance()
-        return results
+        jobs = {key: partial(record, job) for key, job in self.jobs.items()}
+        return filled(jobs, journal, "decoding")
 
     def _fault(self, key: str, record: Record) -> str | None:
         for name in AMOUNTS if key in self.jobs else ():

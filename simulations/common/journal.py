@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.files import FolderLock, Resource, write_whole
+from cactus_theory.base.terminal import Progress
 
+Record = dict[str, Any]
 # most characters of a setting that is shown where it differs; files' contents are longer
 SHOWN = 200
 
@@ -96,3 +98,20 @@ class Journal(Resource):
         self._file.write(json.dumps(record, separators=(",", ":")) + "\n")
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def filled(
+    jobs: Mapping[str, Callable[[], Record]], journal: Journal | None, doing: str
+) -> dict[str, Record]:
+    """Make, in this process, the jobs that the journal lacks; return the record of every job.
+
+    Each record is kept in the journal before the next job starts; without one nothing is kept.
+    """
+    results = {} if journal is None else journal.results
+    missing = [key for key in jobs if key not in results]
+    progress = Progress(doing, len(jobs), len(jobs) - len(missing))
+    for key in missing:
+        keep = results.__setitem__ if journal is None else journal.add
+        keep(key, jobs[key]())
+        progress.advance()
+    return {key: results[key] for key in jobs}

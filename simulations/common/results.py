@@ -4,7 +4,9 @@ import argparse
 import csv
 import importlib.metadata
 import io
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cactus_theory.base import tables
 from cactus_theory.base.files import write_whole
 from cactus_theory.base.provenance import provenance
 from cactus_theory.base.tables import fitted, shown, text_table, width_of_terminal
+from cactus_theory.traces.estimate import Estimate, valued
 
 from .inputs import command_line
 
@@ -92,6 +95,53 @@ def publish(
     ``args`` as :func:`command_line` takes them; ``notes`` go into the provenance.
     """
     write_csv(path or args.out, rows, provenance(command_line(args, PLACES)) | notes)
+
+
+SMALL = ".3g"  # three digits that count
+ENDS = "", "_low", "_high"  # suffixes of a value and its interval's ends
+
+
+def number(value: Any, digits: int | str) -> str:
+    """Return a number, or a CSV's field, in so many digits or in a format; nothing for no value."""
+    style = f",.{digits}f" if isinstance(digits, int) else digits
+    return "" if value in ("", None) else format(float(value), style)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, said once for the pages and the terminal.
+
+    Attributes
+    ----------
+    head : its head.
+    of : the field that it shows, or a function from a row to its text.
+    digits : of the field on a page, or a format.
+    interval : whether the field's ``_low`` and ``_high`` stand in brackets after it.
+    """
+
+    head: str
+    of: str | Callable[[Any], str]
+    digits: int | str = SMALL
+    interval: bool = False
+
+    def text(self, row: Mapping[str, Any]) -> str:
+        """Return the text of a row's cell on a page."""
+        if callable(self.of):
+            return self.of(row)
+        if not self.interval:
+            return number(row[self.of], self.digits)
+        middle, low, high = (number(row[f"{self.of}{end}"], self.digits) for end in ENDS)
+        return f"{middle} ({low}–{high})" if low else middle
+
+    @property
+    def short(self) -> str:
+        """Return the head for the terminal, in several lines."""
+        return textwrap.fill(self.head, 10)
+
+
+def estimates(**values: Estimate | None) -> dict[str, float | None]:
+    """Return estimates as columns, each with its standard error under ``NAME_se``."""
+    return {key: own for name, one in values.items() for key, own in valued(name, one).items()}
 
 
 def values_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
