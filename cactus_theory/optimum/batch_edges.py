@@ -14,7 +14,7 @@ sorted path, which is the reference.
 
 import math
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -118,17 +118,42 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
     return Edges(*columns), done
 
 
-def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
-    """Return the Edges at which L = U + P₀ and the other equation holds, and which converged.
+# The search, in both edges at once. Between two neighbouring ratios p/q the sums L, U and D are
+# linear in a and b but for f, so Newton's method on them ends after a few passes over a row.
+# 1. Start: a and b as a quadratic f would have them, inside the least and the largest ratio.
+# 2. A pass gives q's and p's mass below a and above b, hence L, U and the other equation's excess.
+# 3. A Newton step: the rejection R that both equations have when linearised; a and b then follow
+#    from L = R and U + P₀ = R. An R that is no number, or hardly above 0, gives way to 0.3 of the
+#    middle of L and U + P₀: at the start both slopes are 0.
+# 4. No step goes beyond half of the way to 1 in logarithms, so that a < 1 < b always; after some
+#    steps every second one is halved, as steps may jump to and fro over a ratio.
+# 5. A row is ready when both equations hold to CLOSE, the rounding of the sums. They have one
+#    solution: L rises in a, U falls in b, and along L = U + P₀ both D and the price are monotone.
+# Rows not ready after MOST_STEPS, and those whose sums lose precision, go to the sorted path.
 
-    Newton's method on sums over masks: between two ratios p/q these are linear in the edges.
-    """
-    q, p, f, priced = geometry.q, geometry.p, geometry.generator, knob == "price"
+
+class _Start(NamedTuple):
+    """Where a search starts: ratios and their ends, sums' weights, the goal, flags and edges."""
+
+    ratios: Rows
+    ends: tuple[PerRow, PerRow]
+    weights: Float[Tensor, "rows kinds vocab"]
+    goal: PerRow
+    inside: PerRow
+    lossless: Flags
+    whole: Flags
+    abandoned: Flags
+    edges: Float[Tensor, "rows 2"]
+
+
+def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
+    """Return the start of a search: at a price, or else within a budget."""
+    q, p, f = geometry.q, geometry.p, geometry.generator
     ratios, lacking = p / q, geometry.zero_mass
     if geometry.inside is not None:
         ratios[~geometry.inside] = 1.0
     least, most = ratios.aminmax(dim=-1)
-    weights, masks = q.new_empty(len(q), 2 if priced else 3, q.shape[1]), q.new_empty(2, *q.shape)
+    weights = q.new_empty(len(q), 2 if priced else 3, q.shape[1])
     weights[:, 0], weights[:, 1] = q, p
     if geometry.inside is not None:
         weights[:, :2].masked_fill_(~geometry.inside[:, None], 0.0)
@@ -145,55 +170,79 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]
         inside = cost.sum(-1)
         lossless, whole = amount == 0, (total <= amount) & (lacking == 0)
         abandoned = ~(inside <= MOST_COST) | (amount < LEAST_BUDGET) | torch.isinf(amount)
-    ready = lossless | whole
-    abandoned = abandoned & ~ready
     curvature = f.curvature(torch.ones_like(goal[:1]))
     width = goal / curvature / 2 if priced else WIDTH * (2 * goal / curvature).sqrt()
     upper = torch.minimum(width.exp(), most**SHARE)
     lower = torch.maximum((-width if priced else -width / 2).exp(), least**SHARE)
     edges = torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
+    return _Start(ratios, (least, most), weights, goal, inside, lossless, whole, abandoned, edges)
+
+
+def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
+    """Return the Edges at which L = U + P₀ and the other equation holds, and which converged."""
+    priced, lacking = knob == "price", geometry.zero_mass
+    start = _start(geometry, priced, amount)
+    masks = geometry.q.new_empty(2, *geometry.q.shape)
+    edges, ready = start.edges, start.lossless | start.whole
+    abandoned = start.abandoned & ~ready
     for step in range(MOST_STEPS):
         if bool((ready | abandoned).all()):
             break
-        torch.lt(ratios, edges[:, :1], out=masks[0])
-        torch.gt(ratios, edges[:, 1:], out=masks[1])
-        mass, drafted, *costs = torch.bmm(weights, masks.permute(1, 2, 0)).unbind(1)
+        torch.lt(start.ratios, edges[:, :1], out=masks[0])
+        torch.gt(start.ratios, edges[:, 1:], out=masks[1])
+        mass, drafted, *costs = torch.bmm(start.weights, masks.permute(1, 2, 0)).unbind(1)
         moved = edges * mass - drafted  # L and −U
-        lifted, cut = moved[:, 0], lacking - moved[:, 1]
-        slopes = f.centred_slope(edges)
-        if priced:
-            excess = slopes[:, 1] - slopes[:, 0] - goal
-            falls = f.curvature(edges) / mass
-            rejection = (excess + falls[:, 0] * lifted + falls[:, 1] * cut) / falls.sum(-1)
-        else:
-            excess = inside - goal + (mass * f.centred(edges) - costs[0]).sum(-1)
-            rejection = excess - slopes[:, 0] * lifted + slopes[:, 1] * cut
-            rejection = rejection / (slopes[:, 1] - slopes[:, 0])
-        close = excess.abs() + (lifted - cut).abs() <= CLOSE * (1 + goal)
-        # at the start both slopes are 0 and the step is undefined: halve instead
-        mean = (lifted + cut) / 2
-        usable = torch.isfinite(rejection) & (rejection > 0.05 * mean)
-        rejection = torch.where(usable, rejection, 0.3 * mean)
-        new = edges + torch.stack([rejection - lifted, cut - rejection], -1) / mass
-        # at most half of the way to 1, in logarithms
-        half, above = edges.sqrt(), edges > 1
-        new = torch.where(above, torch.maximum(new, half), torch.minimum(new, half))
-        tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
-        if step >= UNDAMPED and step % 2 == 0:  # steps may jump to and fro over a ratio
-            new = torch.where(tiny[:, None], new, (new + edges) / 2)
-        usable = (new > 0) & (new < torch.inf) & (mass > 0)
-        # no token below a: halve it. None above b: leave it
-        new = torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0]))
+        sides = torch.stack([moved[:, 0], lacking - moved[:, 1]], -1)
+        rejection, close = _newton(geometry, start, edges, mass, costs, sides)
+        towards = torch.stack([rejection - sides[:, 0], sides[:, 1] - rejection], -1)
+        new, tiny = _kept_apart(edges, edges + towards / mass, mass, step)
         # beyond the largest ratio with mass left over, the path may have ended
         abandoned = abandoned | ((lacking > 0) & (mass[:, 1] <= 0) & ~ready)
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
-    whole = whole & ~lossless
+    lossless, whole, (least, most) = start.lossless, start.whole & ~start.lossless, start.ends
     lower = torch.where(lossless, 1.0, torch.where(whole, least, edges[:, 0]))
     upper = torch.where(lossless, 1.0, torch.where(whole, most, edges[:, 1]))
     apart = (upper > lower) & (upper < torch.inf)  # a = b only where lossless
     bands = lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole
     return *bands, ready & ~abandoned & (apart | lossless | whole)
+
+
+def _newton(
+    geometry: Geometry, start: _Start, edges: Tensor, mass: Tensor, costs: list[Tensor],
+    sides: Tensor,
+) -> tuple[PerRow, Flags]:  # fmt: skip
+    """Return the rejection that a Newton step goes to, and whether both equations hold already.
+
+    ``sides`` are L and U + P₀; ``costs``, at a budget, what tokens beyond the edges cost at p.
+    """
+    f, goal = geometry.generator, start.goal
+    lifted, cut = sides.unbind(-1)
+    slopes = f.centred_slope(edges)
+    if not costs:  # at a price
+        excess = slopes[:, 1] - slopes[:, 0] - goal
+        falls = f.curvature(edges) / mass
+        rejection = (excess + falls[:, 0] * lifted + falls[:, 1] * cut) / falls.sum(-1)
+    else:
+        excess = start.inside - goal + (mass * f.centred(edges) - costs[0]).sum(-1)
+        rejection = excess - slopes[:, 0] * lifted + slopes[:, 1] * cut
+        rejection = rejection / (slopes[:, 1] - slopes[:, 0])
+    close = excess.abs() + (lifted - cut).abs() <= CLOSE * (1 + goal)
+    mean = (lifted + cut) / 2
+    usable = torch.isfinite(rejection) & (rejection > 0.05 * mean)
+    return torch.where(usable, rejection, 0.3 * mean), close
+
+
+def _kept_apart(edges: Tensor, new: Tensor, mass: Tensor, step: int) -> tuple[Tensor, Flags]:
+    """Return new edges on their sides of 1, damped, and which rows have hardly moved."""
+    half, above = edges.sqrt(), edges > 1
+    new = torch.where(above, torch.maximum(new, half), torch.minimum(new, half))
+    tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
+    if step >= UNDAMPED and step % 2 == 0:
+        new = torch.where(tiny[:, None], new, (new + edges) / 2)
+    usable = (new > 0) & (new < torch.inf) & (mass > 0)
+    # no token below a: halve it. None above b: leave it
+    return torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0])), tiny
 
 
 def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:

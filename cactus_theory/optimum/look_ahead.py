@@ -16,6 +16,17 @@ from cactus_theory.base.tolerances import LEAST
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
 from cactus_theory.optimum.rows import AheadRow, NodeRow, Row
 
+# Backwards over a path, without a search. The law of a block is q's with each text weighted by
+# e^{1/ν} for every token that is accepted, so that all that a row must know is z, the mean weight
+# of what follows its drafted token n:
+# 1. After the last token nothing is drafted, and accepting it weighs e^{1/ν}: ln z = 1/ν.
+# 2. In a row only mass m may move, which n shares with the others by the odds q_n z to m − q_n:
+#    h_n = m sigmoid(ln q_n − ln(m − q_n) + ln z).
+# 3. The row's own mean weight, ((m − q_n + q_n z)/m)^m, times e^{1/ν}, is z for the token before.
+# 4. A token that may not rise keeps q_n; a text goes through it with that chance: z^{q_n}.
+# K steps end it. By the chain rule of KL a block's E N − ν KL is the sum of its rows', each of
+# which is solved alone, the later ones first: so the law of the path is the best one (Theorem 14).
+
 
 @dataclass(frozen=True)
 class LookAhead:

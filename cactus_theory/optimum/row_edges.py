@@ -118,25 +118,25 @@ def clipped_sums(
     return total, above, below
 
 
-@compiled
-def edges_at_price(
-    q: Row,
-    p: Row,
-    alive: float,
-    curve: tuple[float, float],
-    step: float,
-    highest: float,
-    boxes: Boxes,
-    threshold: float,
-) -> tuple[float, float, float]:
-    """Return U, A and P in the row's units; U is ∞ and A no edge where U > ``threshold``.
+# The search at a price. The price gives A from U, f′(U/P) − f′(A/P) = step, so that U alone is
+# searched: the excess Σ clip(p, Aq, Uq) − P Σ p rises in U, and its root is the row.
+# 1. Bracket: at U = P the row is at most P q, whose mass is the goal; at U/P = highest, where A is
+#    P, it is at least P q. No U beyond the largest p/q changes a sum.
+# 2. A pass over the row gives the excess and its slope; the excess's sign narrows the bracket.
+# 3. Newton's step, which is exact between two neighbouring ratios p/q but for f′. A step out of the
+#    bracket, or a second one that does not halve the excess, gives way to the geometric middle of
+#    the bracket: of two passes one halves the excess, or the bracket is halved in logarithms.
+# 4. It ends where a step moves U by less than rows are rounded by, or where the excess is 0. A
+#    decision only needs whether the root is above a threshold: a negative excess there says so.
+# 5. If nothing is cut and mass still lacks, no U is the root: A rises alone, up to P.
 
-    At a price of 1/``step``. ``highest`` is U/P where A = P. Where nothing is cut and g still lacks
-    mass, A rises alone.
-    """
-    c, a = curve
+
+@compiled
+def bracket_at_price(
+    q: Row, p: Row, alive: float, highest: float, threshold: float
+) -> tuple[float, float, float, float, float, float]:
+    """Return P in the row's units, the goal Σ g, a bracket of U, its start, and where sums end."""
     mass, drafted = sums_of(q, p)
-    settled = SETTLED if q.itemsize == 8 else COARSE
     largest = largest_of(q, p) if highest == math.inf else math.inf
     if not (0 < mass < math.inf):
         mass = 1.0  # such a row is refused where a token is drawn from it
@@ -149,10 +149,24 @@ def edges_at_price(
         upper = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit)))
         if high == math.inf:
             upper = math.sqrt(low) * math.sqrt(max(unit, min(largest, MOST)))
-    furthest, tried = max(unit, largest) * (1 + 1e-9), False
+    furthest = max(unit, largest) * (1 + 1e-9)
     high = min(high, furthest)
-    upper = min(upper, high)
-    slow, before = False, math.inf
+    return unit, goal, low, high, min(upper, high), furthest
+
+
+@compiled
+def edges_at_price(
+    q: Row, p: Row, alive: float, curve: tuple[float, float], step: float, highest: float,
+    boxes: Boxes, threshold: float,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Return U, A and P in the row's units; U is ∞ and A no edge where U > ``threshold``.
+
+    At a price of 1/``step``. ``highest`` is U/P where A = P.
+    """
+    c, a = curve
+    settled = SETTLED if q.itemsize == 8 else COARSE
+    unit, goal, low, high, upper, furthest = bracket_at_price(q, p, alive, highest, threshold)
+    tried, slow, before = False, False, math.inf
     for _ in range(MOST_STEPS):
         lower = unit * lower_of(c, a, step, upper / unit)
         total, above, below = clipped_sums(q, p, lower, min(upper, MOST), unit, boxes)
