@@ -13,7 +13,6 @@ MISSING = inspect.Parameter.empty
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 # annotations of knobs with a range: a type, and what reads a value of it
-Positive = Annotated[float, partial(check.number, low=0, open_low=True)]
 NotNegative = Annotated[float, partial(check.number, low=0)]
 Share = Annotated[float, partial(check.number, low=0, high=1)]
 PositiveShare = Annotated[float, partial(check.number, low=0, high=1, open_low=True)]

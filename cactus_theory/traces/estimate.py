@@ -189,10 +189,6 @@ class Replay(Setting):
         spent = {spec: values[numbers] for spec, values in self.spent.items()}
         return replace(self, source=f"{self.source} {numbers.tolist()}", spent=spent, **sums)
 
-    def divergence_per_call(self, divergence: str = "kl") -> Estimate:
-        """Return the metered divergence per target call."""
-        return ratio_of_sums(self._spent(divergence), self.cycles, self.source)
-
     def divergence_per_token(self, divergence: str = "kl") -> Estimate:
         """Return the metered divergence per emitted token, or ``surprise``, or ``agreement``."""
         return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
