@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as some_of
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
@@ -44,8 +42,6 @@ SPECS = (
 )
 # fewer of the wide ones in the plain suite
 WIDE = [(vocab, spec) for vocab in (40, 9000) for spec in SPECS]
-# how near to a border coins are put, far above float64 rounding
-BESIDE = 1e-6
 ROUNDING = 1e-12
 
 
@@ -86,34 +82,6 @@ def test_the_verdict_on_a_device_is_the_dense_one(spec: str) -> None:
         assert found.num_accepted.equal(accepted) and found.last.equal(last)
         at_border = block_on_device(assigned, case.q, case.draft, walk.value[:, 1:], case.draw)
         assert at_border.num_accepted.tolist() == [0] * len(last)
-
-
-near_a_border = some_of.lists(
-    some_of.tuples(some_of.sampled_from(["value", "alive", "any"]), some_of.floats(0, 0.99)),
-    min_size=20,
-    max_size=20,
-)
-
-
-@settings(max_examples=amount(8, 200))
-@given(
-    spec=some_of.sampled_from(SPECS),
-    seed=some_of.integers(0, 10**6),
-    kinds=near_a_border,
-    near=some_of.sampled_from([0.05, 0.7, 3.0]),
-)
-def test_stopping_early_changes_nothing(spec: str, seed: int, kinds: list, near: float) -> None:
-    """Put coins close to both sides of what decides, where the sweeps may stop or go on."""
-    assigned, case = one(spec), random_case(3, seed, near=near)
-    walk, _, _ = dense(assigned, case)
-    accept = case.accept.clone()
-    for entry, (kind, share) in enumerate(kinds):
-        row, place = divmod(entry, 4)
-        border = {"value": walk.value, "alive": walk.alive}.get(kind)
-        beside = 2 * BESIDE if share > 0.5 else -2 * BESIDE
-        own = share if border is None else float(border[row, place + 1]) + beside
-        accept[row, place] = min(max(own, BESIDE), 1 - BESIDE)  # 0 and 1 are borders, too
-    assert_equal(assigned, Case(case.q, case.draft, accept, case.draw))
 
 
 BOUNDED = [

@@ -11,7 +11,6 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies.band import Band
 from cactus_theory.verify import Assignment, Draft, Tree
 from cactus_theory.verify.walk import Path
 from tests.amounts import amount, some
@@ -26,7 +25,8 @@ BESIDE = 1e-6
 VOCAB = 3
 SHAPES = ((1, 1, 1), (2, 1), (2, 2), (3, 2))
 CHILDREN = ("deterministic", "sampled", "off", "mixed")
-SPECS = ("speculative", "band:price=1,per_row=True", "cactus:delta=0.1", "lenience:lenience=0.5")
+SPECS = ("speculative", "band:price=1", "band:price=1,per_row=True", "cactus:delta=0.1",
+         "lenience:lenience=0.5")  # fmt: skip
 
 
 @cache
@@ -305,7 +305,7 @@ def lines(case):
 
 
 @pytest.mark.parametrize("vocab", some([3, 40], 1))
-@pytest.mark.parametrize("spec", [*SPECS, "band:delta=0.05", "band:price=1", "mixture:alpha=0.3"])
+@pytest.mark.parametrize("spec", [*SPECS, "band:delta=0.05", "mixture:alpha=0.3"])
 def test_without_deterministic_children_it_is_the_block(vocab, spec):
     assigned = one(spec)
     for seed in range(amount(2, 10)):
@@ -484,46 +484,6 @@ def test_bad_trees_are_named():
         Tree().law(one("speculative"), case.q, draft)
 
 
-BY_ROWS = (
-    "speculative",
-    "band:price=0.05",
-    "band:price=1",
-    "band:price=3,divergence=reverse_kl",
-    "band:price=1,divergence=pearson_chi2",
-    "band:price=3,divergence=squared_hellinger",
-    "band:price=1,per_row=True",
-    "band:price=3,divergence=reverse_kl,per_row=True",
-    "band:price=0.5,head=0.4,hold=1",
-    "band:price=1,divergence=pearson_chi2,floor=0+2",
-)
-
-
-def by_law(patch, kind):
-    """Let a class answer no rows: h is computed from the selection law."""
-    patch.setattr(kind, "row", ct.Policy.row)
-    patch.setattr(kind, "bounds", ct.Policy.bounds)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_no_selection_law_need_be_written_out(dtype, monkeypatch):
-    """Policies that answer rows decide as by their rows h, on long and on short rows."""
-    rules = [ct.policy(spec) for spec in BY_ROWS]
-    for policy in rules:
-        for seed in range(amount(4, 40)):
-            case, draft = random_tree(seed, vocab=9, batch=3)
-            draft = replace(draft, probs=draft.probs.to(dtype))
-            rest = case.q.to(dtype), draft, case.accept[:3], torch.rand(3, 10).double()
-            plain = Tree().verify(Assignment((policy,)), *rest)
-            with monkeypatch.context() as patch:
-                by_law(patch, type(policy))
-                dense = Tree().verify(Assignment((replace(policy),)), *rest)
-            assert plain.output_token_ids.equal(dense.output_token_ids)
-            for row in range(len(rest[0])):
-                assert charged(plain, rest[0], row) == charged(dense, rest[0], row)
-                for own, other in zip(plain.nodes(row), dense.nodes(row), strict=True):
-                    assert own.alive == pytest.approx(other.alive, abs=1e-4)
-
-
 def test_a_path_that_is_sure_to_get_there_may_end_there_whatever_rounding_does():
     """R/(R + 1 − P) is below 1 at P = 1 if 1 is added first; what is below x is biased then."""
     coin = 1 - 2.0**-53
@@ -577,40 +537,3 @@ def test_a_token_that_its_row_rounds_to_0_passes_beside_a_deterministic_one(spec
     rule = ct.policy(spec)
     found = ct.verify_tree(rule, q, p, ids, parents, coins=coins, validate=False, **flags)
     assert found.output_token_ids[0, 0] == 2 and found.num_accepted.tolist() == [1]
-
-
-def counts_by_row_and_by_law(spec, q, p, ids, flags, coins):
-    """Return how many tokens are accepted at each row of coins, by the policy's row and its law."""
-    parents = torch.tensor([[-1, *[0] * (len(ids) - 1)]])
-    draft = Draft(torch.tensor([ids]), [len(ids)], torch.tensor([p]).double(), parents, *flags)
-    draw = torch.full((1, len(ids) + 1), 0.5).double()
-    for answers in (True, False):
-        with pytest.MonkeyPatch.context() as patch:
-            if not answers:
-                by_law(patch, Band)
-            given = Assignment((ct.policy(spec),)), torch.tensor([q]).double(), draft
-            yield [int(Tree().verify(*given, own[None], draw).num_accepted) for own in coins]
-
-
-@pytest.mark.parametrize("ratio", [0.9, 1.0])
-def test_a_drafted_token_that_is_deterministic_may_bring_a_path_back(ratio):
-    """Its P h/r may be far above the bounds of a token that is only sampled."""
-    q = [[0.3, 0.1, 0.6], [0.4, 0.1, 0.5], [0.2, 0.3, 0.5]]
-    p = [[0.9, 0.1, 0.0], [0.4 / ratio, 0.6 - 0.4 / ratio + 0.3, 0.1]]
-    flags = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[False, True]])
-    last = torch.linspace(0.01, 0.99, 50).double()
-    coins = torch.stack([torch.full_like(last, 0.999), last], -1)
-    row, law = counts_by_row_and_by_law("band:price=1", q, p, [0, 0], flags, coins)
-    assert row == law and 2 in row
-
-
-def test_a_deterministic_token_may_be_raised_by_more_than_the_others_leave():
-    """Where tokens between a row's own edges fall to p, P h leaves more above p than P q does."""
-    q = [[0.02, 0.9, 0.08], [0.3, 0.1, 0.6], [0.2, 0.3, 0.5], [0.2, 0.3, 0.5]]
-    p = [[0.3, 0.0, 0.7], [0.5, 0.0, 0.5], [0.2, 0.3, 0.5]]
-    deterministic = torch.tensor([[False, False, True]])
-    first = torch.linspace(0.001, 0.2, 200).double()[:, None]
-    coins = torch.cat([first, torch.tensor([[0.999, 0.5]]).double().expand(200, 2)], 1)
-    spec, flags = "band:price=0.5,per_row=True", (~deterministic, deterministic)
-    row, law = counts_by_row_and_by_law(spec, q, p, [0, 0, 1], flags, coins)
-    assert row == law and len({*row}) > 1
