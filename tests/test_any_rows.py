@@ -34,7 +34,7 @@ SHAPES = ((), (1,), (3,), (2, 2), (0,), (2, 0))
 LAYOUTS = ("plain", "transposed", "sliced", "in a graph")
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 VERIFIERS = ("chain", "block", "tree")
-CALLS, OFFERS = amount(800, 60_000), amount(300, 3000)
+CALLS, OFFERS = amount(400, 60_000), amount(300, 3000)
 
 
 FOLLOWED: dict[str, list[Policy]] = {name: [] for name in VERIFIERS}

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cactus_theory.base import arguments as check
+from tests.amounts import some
 
 # the first operation that is shared among threads starts them, so that they can be counted
 SCRIPT = """
@@ -95,7 +96,7 @@ print(seen)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted on Linux")
-@pytest.mark.parametrize("how", ["set", "default"])
+@pytest.mark.parametrize("how", some(["set", "default"], 1))
 def test_long_rows_leave_the_pool_asleep_and_every_setting_as_it_was(how):
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     command = [sys.executable, "-c", SCRIPT, how]

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from tests.amounts import amount
+from tests.amounts import amount, some
 from tests.counts import p_value
 from tests.decoding.test_eagle3 import KEPT, drafter_in, plain_logits, states_of, targets, write
 from tests.markov.pair import Setting, TinyPair
@@ -89,8 +89,11 @@ def exact_law(target, weights, spec, verifier):
     return laws[LENGTH]
 
 
-@pytest.mark.parametrize("verifier", ["chain", "block"])
-@pytest.mark.parametrize("spec", ["speculative", "band:price=0.7"])
+SPECS = ("speculative", "band:price=0.7")
+CASES = [(spec, judge) for judge in ("chain", "block") for spec in SPECS]
+
+
+@pytest.mark.parametrize(("spec", "verifier"), some(CASES, 2))
 def test_texts_of_three_tokens_of_five_have_the_enumerated_law(small, spec, verifier):
     target, folder, weights = small
     law = exact_law(target, weights, spec, verifier)

@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.kernels import Workspace, has_kernel, random_numbers, verify_logits
 from cactus_theory.verify.draw import pick
-from tests.amounts import THOROUGH, amount, thorough
+from tests.amounts import THOROUGH, amount, some, thorough
 from tests.kernels import checks
 from tests.kernels.checks import DRAFTED, TARGET
 from tests.kernels.closed_forms import closed_form, compare, last_coins, rows_of
@@ -55,7 +55,7 @@ TILTED = (("speculative", "chain"), ("lenience:lenience=0.5", "chain"), ("band:p
           ("speculative", "block"), ("band:price=2,per_row=True", "block"))  # fmt: skip
 
 
-@pytest.mark.parametrize(("spec", "verifier"), TILTED)
+@pytest.mark.parametrize(("spec", "verifier"), some(TILTED, 2))
 def test_a_tilt_multiplies_the_target_s_logits_alone(device, spec, verifier):
     """1.5 is exact, so that both steps read the same rows; without a draft row, and greedy, too."""
     batch, width, vocab = amount(4, 40), 3, 40

@@ -115,7 +115,7 @@ def test_a_boxed_row_is_that_of_an_independent_bisection(spec, knob):
     kind = ct.divergence(spec)
     if "price" in knob and (kind.generator is not kind or not kind.generator.smooth):
         pytest.skip("has no price of its own")
-    q, p, floor, ceiling = boxes(amount(7, 200))
+    q, p, floor, ceiling = boxes(amount(4, 200))
     alive = torch.linspace(0.2, 1.0, len(q), dtype=torch.float64)
     alive[::2] = 1.0
     found = searched(q, p, alive, floor, ceiling, spec, **knob)

@@ -25,6 +25,7 @@ from cactus_theory.optimum.rows import (
     curve_of,
 )
 from cactus_theory.optimum.rows import loops as compiled_loops
+from tests.amounts import amount
 from tests.rows import pair
 
 pytest.importorskip("cactus_theory.optimum.row_edges", exc_type=ImportError)  # needs numba
@@ -94,14 +95,15 @@ print(len(said), *{str(one.message).split(" (")[0] for one in said})
 def test_laws_are_the_same_without_numba_and_without_a_cache():
     runs = [
         subprocess.run([sys.executable, "-c", SCRIPT, hidden], text=True, capture_output=True)
-        for hidden in ("none", "numba", "cache")
+        for hidden in ("none", "numba", "cache")[: amount(2, 3)]
     ]
     assert not any(run.returncode for run in runs), [run.stderr for run in runs]
     *whole, said = zip(*(run.stdout.splitlines() for run in runs), strict=True)
     for line in whole:
         numbers = [list(map(float, text.split())) for text in line]
-        assert numbers[1] == pytest.approx(numbers[0], abs=1e-12) and numbers[2] == numbers[0]
-    assert said == ("0", "1 numba does not load", "0")
+        assert numbers[1] == pytest.approx(numbers[0], abs=1e-12)
+        assert numbers[2:] in ([], [numbers[0]])
+    assert said == ("0", "1 numba does not load", "0")[: len(said)]
 
 
 # the largest file that the process may write, as on a full disk; a command of cactus_theory

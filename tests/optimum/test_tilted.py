@@ -45,7 +45,7 @@ def limits(seed: int, q, worth):
 @pytest.mark.parametrize("kind", WORTHS)
 def test_it_is_the_program_s_optimum_and_its_certificate_holds(kind: str) -> None:
     bound_by = set()
-    for seed in range(amount(12, 60)):
+    for seed in range(amount(8, 60)):
         q, p, worth = case(seed, (2, 3, 7, 40, 400)[seed % 5], kind)
         delta, least = limits(seed, q, worth)
         program = Design(q, p).budget("kl", delta).expect(worth, at_least=least)

@@ -17,7 +17,7 @@ import cactus_theory.cli
 from cactus_theory.base.terminal import NOTHING_KEPT
 from simulations import __main__ as commands
 from simulations.common.inputs import PAIR, PROMPTS, ROOT
-from tests.amounts import thorough
+from tests.amounts import some, thorough
 
 # what holds a time, or is made from one
 TIMES = ("second", "speed", "parts", "meter", "tuned", "costs", "lines", "plain", "chosen")
@@ -49,13 +49,13 @@ PRESSED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sl
 
 @pytest.mark.parametrize(
     ("words", "command"),
-    [
+    some([
         ("-m simulations demo", "python -m simulations"),
-        ("-m cactus_theory generate", "cactus-theory"),
         ("-m solvers selection", "python -m solvers"),
         ("-m cactus_theory.lm_eval", "python -m cactus_theory.lm_eval"),
-    ],
-)
+        ("-m cactus_theory generate", "cactus-theory"),
+    ], 2),
+)  # fmt: skip
 def test_ctrl_c_while_torch_loads_is_one_line(words: str, command: str, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text(PRESSED)

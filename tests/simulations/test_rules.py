@@ -101,7 +101,7 @@ def test_a_rule_emits_what_its_source_says(name, knob):
 def test_a_rule_has_its_default_and_every_property(name):
     rule = of_file(name)
     assert vars(rule) == {KNOBS[name][0]: KNOBS[name][1]}
-    assert_policy_properties(rule, examples=amount(16, 500))
+    assert_policy_properties(rule, examples=amount(8, 500))
 
 
 def test_a_token_rule_may_accept_less_at_a_larger_alpha():

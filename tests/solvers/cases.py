@@ -32,7 +32,7 @@ def examples(spec: str, most: int = 24, thorough: int = 120) -> hypothesis.setti
 
     ``thorough`` of each in the thorough suite.
     """
-    count = amount(most if spec == "kl" else 7, thorough)
+    count = amount(most if spec == "kl" else 5, thorough)
     return hypothesis.settings(
         max_examples=count,
         derandomize=True,

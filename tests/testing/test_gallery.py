@@ -5,7 +5,7 @@ import time
 import pytest
 
 from cactus_theory.testing import assert_policy_properties
-from tests.amounts import amount
+from tests.amounts import amount, some
 from tests.testing.gallery import FAULTS, Fault, caught
 
 SECONDS = 60
@@ -27,7 +27,7 @@ def test_it_is_caught_by_its_law(fault):
     assert time.perf_counter() - start < SECONDS
 
 
-@pytest.mark.parametrize("rule", RIGHT, ids=lambda rule: rule.spec)
+@pytest.mark.parametrize("rule", some(RIGHT, 5), ids=lambda rule: rule.spec)
 def test_the_same_rule_without_the_fault_passes(rule):
     assert_policy_properties(rule, examples=amount(16, 500))
 
