@@ -42,7 +42,7 @@ NEEDED = [
     ("llm", "transformers",
      [*COMMAND, *f"tune {MODELS} --prompts FILE --nats 0.05".split()], {}),
     ("testing", "hypothesis", [*COMMAND, "check", "my_rule.py:my_rule"], {}),
-    ("figures", "matplotlib", [*COMMAND, *f"audit rows.npz {CACTUS} --plot a.png".split()], {}),
+    ("figures", "matplotlib", [*COMMAND, *f"compare rows.npz {CACTUS} --plot a.png".split()], {}),
     ("solvers", "cvxpy", [*SOLVERS, *"optimal rows.npz --delta 0.1".split()], {}),
     ("solvers", "cvxpy", [*SOLVERS, *"design rows.npz --delta 0.1".split()], {}),
     ("kernels", "triton", [*PYTHON, "-c", KERNEL], {"TRITON_INTERPRET": "1"}),

@@ -8,8 +8,7 @@ import numpy as np
 import cactus_theory as ct
 from cactus_theory.base.significance import FEWEST_TEXTS
 from cactus_theory.base.tables import print_json, print_rows, save_csv
-from cactus_theory.commands.flags import add_policy, add_rows, one_policy, rows, shown_frontier
-from cactus_theory.commands.plot import save_plot
+from cactus_theory.commands.flags import add_policy, add_rows, one_policy, rows
 from cactus_theory.policies import read_policy
 from cactus_theory.traces import Trace
 from cactus_theory.traces.ends import end_ratio, foretold, tells
@@ -21,16 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add_rows(parser)
     add_policy(parser, required=True)
-    drawn = "draw the policy and the frontier of the rows; .png .pdf .svg"
-    parser.add_argument("--plot", metavar="FILE", help=drawn)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the policy does on every row."""
-    policy, kind = read_policy(one_policy(args) or ""), ct.divergence(args.divergence)
-    spec = kind.spec
-    if args.plot and not (kind.additive and kind.priced):
-        raise ValueError(f"--plot: must be of a divergence that can be pooled; got {spec}")
+    policy = read_policy(one_policy(args) or "")
     q, p = rows(args)
     trace = Trace.open(args.target) if Path(args.target).is_dir() else None
     policy = policy.at_ends(trace.ends if trace else ())
@@ -50,9 +44,6 @@ def run(args: argparse.Namespace) -> int:
         columns["share over budget"] = report.over_share
     if args.csv:
         save_csv(args.csv, columns, {"policy": report.policy})
-    if args.plot:
-        point = report.policy, float(np.mean(spent)), float(np.mean(report.acceptance))
-        save_plot(args.plot, shown_frontier(q, p, spec), spec, point)
     if args.json:
         columns |= {} if report.bounds is None else {"bounds": report.bounds}
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}

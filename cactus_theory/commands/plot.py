@@ -1,4 +1,4 @@
-"""A picture of the frontier of many rows with policies on it, in the colours of the figures."""
+"""The picture of a comparison, in the colours of the figures."""
 
 import csv
 import io
@@ -48,21 +48,6 @@ BEYOND = 1.5
 SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
 COLOURS = [COLOUR[name] for name in SHOWN]
 MARKERS = "osD^vP*X"
-Point = tuple[str, float, float]
-
-
-def save_plot(path: str, line: Any, divergence: str, point: Point) -> None:
-    """Draw a pooled frontier with a policy (name, mean divergence, mean acceptance): PNG, PDF, SVG.
-
-    The points of a line with corners are marked: nothing is known between them.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context(settings()):
-        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        _draw(figure.subplots(), line, divergence, point)
-        write_picture(path, figure)
 
 
 # widths of pictures in inches: of a page, of one of its two columns
@@ -128,23 +113,3 @@ def write_picture(path: str, figure: Any) -> None:
     suffix, content = Path(path).suffix, io.BytesIO()
     figure.savefig(content, format=suffix[1:], dpi=200, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())
-
-
-def _draw(axes: Any, line: Any, divergence: str, point: Point) -> None:
-    """Draw mean acceptance against the mean divergence of what is emitted, beyond the mark."""
-    delta, accepted = (np.asarray(column, np.float64) for column in (line.delta, line.acceptance))
-    name, spent, acceptance = point
-    right = (BEYOND * spent if math.isfinite(spent) else 0.0) or math.inf
-    before = np.append(0.0, delta[:-1])
-    shown = np.isfinite(delta) & (before <= right)  # one point beyond, too
-    look: Any = {"marker": "o", "ms": 3, "color": OPTIMUM, "label": "optimum over all rows"}
-    axes.plot(delta[shown], accepted[shown], **look)
-    axes.plot(0, accepted[0], "s", color=INK, label="lossless")
-    if math.isfinite(spent):
-        axes.plot(spent, acceptance, MARKERS[0], label=name, color=COLOURS[0])
-    unit = " (nats)" if divergence in ("kl", "reverse_kl") else ""
-    axes.set_xlabel(f"mean {divergence} of what is emitted, from the target{unit}")
-    axes.set_ylabel("mean acceptance")
-    if right < math.inf:
-        axes.set_xlim(-0.03 * right, right)
-    axes.legend(frameon=False, fontsize=7.5)

@@ -51,7 +51,6 @@ cactus solve q.npy missing.npy --delta 1 | missing.npy
 cactus solve nofile.npz --delta 1 | target: no such file; got 'nofile.npz'
 cactus solve q.npy p.safetensors --delta 1 | p.safetensors: the suffix must be one of .npy,
 cactus solve no.npy p.npy --delta 1 --csv x.txt | --csv: must end in .csv
-cactus audit q.npy p.npy --policy typical --plot x.gif | --plot: must end in .png, .pdf, .svg
 cactus solve bad.npy p.npy --delta 1 | sum to 1 within 1e-09 (torch.float64); the row
 cactus solve rounded.npy rounded.npy --delta 1 | sums (normalise=True; on the command line --no
 cactus solve logits.npy logits.npy --delta 1 | did you mean logits?

@@ -1,4 +1,4 @@
-"""Many rows on the command line: a policy's picture, and one budget over all rows."""
+"""Many rows on the command line: one budget over all of them, and every budget."""
 
 import csv
 from pathlib import Path
@@ -8,7 +8,6 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.cli import main
-from cactus_theory.commands import plot
 from tests.commands.test_cli import run_json
 from tests.rows import pair
 
@@ -20,23 +19,6 @@ def files(tmp_path: Path) -> tuple[str, str]:
     for name, rows in zip("qp", pair(12, 6, seed=8), strict=True):
         np.save(tmp_path / f"{name}.npy", rows.numpy())
     return str(tmp_path / "q.npy"), str(tmp_path / "p.npy")
-
-
-def test_a_picture_holds_its_marks_and_lists_what_it_draws(files, tmp_path, monkeypatch) -> None:
-    figures = []
-    monkeypatch.setattr(plot, "write_picture", lambda path, figure: figures.append(figure))
-    asked = ["audit", *files, "--policy", "cactus:delta=0.0005"]
-    assert main([*asked, "--plot", str(tmp_path / "a.png")]) == 0
-    axes = figures[0].axes[-1]
-    right, (low, high) = axes.get_xlim()[1], axes.get_ylim()
-    lines = {line.get_label(): np.array(line.get_data()) for line in axes.get_lines()}
-    marks = {name: xy for name, xy in lines.items() if xy.shape[1] == 1}
-    most = max(float(xy[0, 0]) for xy in marks.values())
-    assert 0 < most < right < 2 * most  # neither beyond the end nor crowded at 0
-    assert all(low < xy[1, 0] < high for xy in marks.values())
-    listed = {text.get_text() for text in axes.get_legend().get_texts()}
-    inside = {name for name, xy in lines.items() if (xy[0] <= right).any() and name[0] != "_"}
-    assert listed == inside
 
 
 def test_one_budget_over_all_rows(files, tmp_path, capsys) -> None:

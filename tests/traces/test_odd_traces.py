@@ -194,14 +194,6 @@ def test_a_rule_that_raises_is_told_in_a_line(tmp_path, capsys, name, said):
     assert err.count("\n") == 1 and said in err
 
 
-def test_a_plot_that_cannot_be_drawn_is_refused_first(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    trace = saved(tmp_path, texts())
-    files = ["--csv", str(tmp_path / "a.csv"), "--plot", str(tmp_path / "a.png")]
-    assert main(["audit", str(trace.folder), *BAND, "--divergence", "total_variation", *files]) == 2
-    assert "--plot" in capsys.readouterr().err and not (tmp_path / "a.csv").exists()
-
-
 def test_a_greedy_trace_has_no_temperature(tmp_path, capsys):
     trace = saved(tmp_path, texts(), temperature=0.0)
     assert (
