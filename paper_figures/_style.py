@@ -1,7 +1,7 @@
 """Style of all figures, and the two file formats they are saved in."""
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,18 @@ def columns(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
 def curve(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
     """Return the columns ``keys``, sorted by the first one."""
     return columns(sorted(rows, key=lambda row: row[keys[0]]), *keys)
+
+
+def sides(rows: Iterable[Row], column: str) -> list[list[float]]:
+    """Return how far the ends of intervals, ``_low`` and ``_high``, are below and above values."""
+    middle, low, high = ([row[f"{column}{end}"] for row in rows] for end in ("", "_low", "_high"))
+    pairs = (middle, low), (high, middle)
+    return [[max(0.0, a - b) for a, b in zip(*two, strict=True)] for two in pairs]
+
+
+def fastest(rows: Iterable[Row], speed: str, key: Callable[[Row], Any]) -> dict[Any, Row]:
+    """Return the row of most speed for each key."""
+    return {key(row): row for row in sorted(rows, key=lambda row: row[speed])}
 
 
 def label(axes: Axes, text: str, at: tuple[float, float], colour: str, **options: Any) -> None:

@@ -29,10 +29,7 @@ def _line(axes: Axes, rows: list[Row], column: str, name: str, shift: tuple[int,
     look = style.look("band_price" if kind == "band" else kind)
     around: Any = {}
     for axis, of in (("x", "kl_per_token"), ("y", column)):
-        middle, low, high = ([row[f"{of}{end}"] for row in rows] for end in ("", "_low", "_high"))
-        sides = [[max(a - b, 0) for a, b in zip(*two, strict=True)]
-                 for two in ((middle, low), (high, middle))]  # fmt: skip
-        around |= {axis: middle, f"{axis}err": sides}
+        around |= {axis: [row[of] for row in rows], f"{axis}err": style.sides(rows, of)}
     axes.errorbar(**around, lw=0.8, elinewidth=1.2, **look.options(5))
     style.label(axes, name, (around["x"][-1], around["y"][-1]), look.colour, shift=shift)
 

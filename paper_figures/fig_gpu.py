@@ -71,7 +71,8 @@ def _speeds(axes: Axes, rows: list[Row]) -> None:
     for policy, (colour, name) in POLICIES.items():
         for verifier in ("chain", BLOCK):
             line = [r for r in drafted if (r["policy"], r["verifier"]) == (policy, verifier)]
-            line = sorted(_fastest(line), key=lambda row: row["emitted_kl_per_token"] or 0.0)
+            best = style.fastest(line, "speed", lambda row: row["knob"]).values()
+            line = sorted(best, key=lambda row: row["emitted_kl_per_token"] or 0.0)
             spent, speed = style.columns(line, "emitted_kl_per_token", "speed")
             if spent:
                 look: Any = {"ls": "-"} if verifier == BLOCK else {"ls": "--", "mfc": "white"}
@@ -85,9 +86,3 @@ def _speeds(axes: Axes, rows: list[Row]) -> None:
     axes.set(xlabel="emitted KL, nats per token", ylabel="tokens per second of rounds alone")
     axes.set_title("speed against fidelity")
     axes.legend(frameon=False, fontsize=7)
-
-
-def _fastest(rows: list[Row]) -> list[Row]:
-    """Return the fastest row for each knob."""
-    rising = sorted(rows, key=lambda row: row["speed"])
-    return list({row["knob"]: row for row in rising}.values())

@@ -47,17 +47,14 @@ def _calls(axes: Axes, rows: list[Row]) -> None:
 
 def _speed(axes: Axes, rows: list[Row]) -> None:
     """Draw the speed-up of each method at its fastest K, and the nats that it spent."""
-    falling = sorted(rows, key=lambda row: -row["speedup_over_plain"])
-    fastest: dict[str, Row] = {}
-    for row in falling:
-        if row["method"] != "plain":
-            fastest.setdefault(_name(_spec(row)), row)
+    speed = "speedup_over_plain"
+    drafted = [row for row in rows if row["method"] != "plain"]
+    best = style.fastest(drafted, speed, lambda row: _name(_spec(row)))
+    fastest = dict(sorted(best.items(), key=lambda one: -one[1][speed]))
     for place, row in enumerate(fastest.values()):
-        value, low, high = (row[f"speedup_over_plain{end}"] for end in ("", "_low", "_high"))
         colour = style.INK if row["method"] == "speculative" else _look(row["method"])["color"]
-        error: Any = [[value - low], [high - value]]
-        bar = {"height": 0.6, "error_kw": {"elinewidth": 0.8}}
-        axes.barh(place, value, xerr=error, color=colour, ecolor=style.MUTED, **bar)
+        bar: Any = {"xerr": style.sides([row], speed), "error_kw": {"elinewidth": 0.8}}
+        axes.barh(place, row[speed], height=0.6, color=colour, ecolor=style.MUTED, **bar)
         text = f"{row['emitted_kl_per_token']:.2g} nats"
         style.label(axes, text, (0, place), "white", shift=(4, 0), fontsize=7.5)
     axes.set_yticks(range(len(fastest)), fastest, fontsize=7.5)

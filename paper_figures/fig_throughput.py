@@ -18,7 +18,8 @@ def draw(data: Path) -> Figure:
     batches = sorted({row["batch"] for row in rows})
     figure, panels = style.panels(len(batches), height=3.9)
     for axes, batch in zip(panels, batches, strict=True):
-        tuned = _tuned([row for row in rows if row["batch"] == batch])
+        own = [row for row in rows if row["batch"] == batch]
+        tuned = list(style.fastest(own, "tokens_per_second", _method).values())
         _curves(axes, tuned)
         _frame(axes, tuned, batch)
         _baselines(axes, tuned)
@@ -28,12 +29,8 @@ def draw(data: Path) -> Figure:
     return figure
 
 
-def _tuned(rows: list[Row]) -> list[Row]:
-    """Return each method, knob and verifier at its fastest K."""
-    best: dict[tuple[str, str], Row] = {}
-    for row in sorted(rows, key=lambda row: row["tokens_per_second"]):
-        best[_series(row), str(row["knob"])] = row
-    return list(best.values())
+def _method(row: Row) -> tuple[str, str]:
+    return _series(row), str(row["knob"])
 
 
 def _curves(axes: Axes, rows: list[Row]) -> None:
@@ -48,7 +45,15 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
         if verifier:  # hollow beside those that are verified token by token
             look["mfc"] = "white"
         label = style.NAME[name] + f", {verifier}" * bool(verifier)
-        axes.errorbar(kl, speed, _errors(curve), lw=1.3, elinewidth=0.8, label=label, **look)
+        axes.errorbar(
+            kl,
+            speed,
+            style.sides(curve, "tokens_per_second"),
+            lw=1.3,
+            elinewidth=0.8,
+            label=label,
+            **look,
+        )
 
 
 def _place(series: str) -> tuple[int, str]:
@@ -94,15 +99,6 @@ def _frame(axes: Axes, rows: list[Row], batch: float) -> None:
     axes.set_xlim(LEAST_KL * 0.85, largest * 1.9)
     axes.set_ylim(0, max(row["tokens_per_second"] for row in rows) * 1.12)
     axes.set(ylabel="new tokens per second", title=f"batch {batch:g}")
-
-
-def _errors(rows: list[Row]) -> list[list[float]]:
-    """Return the lengths of the intervals below and above each speed."""
-    ends = [(-1, "tokens_per_second_low"), (1, "tokens_per_second_high")]
-    return [
-        [max(0.0, sign * (row[end] - row["tokens_per_second"])) for row in rows]
-        for sign, end in ends
-    ]
 
 
 def _kl(row: Row) -> float:

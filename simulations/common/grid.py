@@ -264,6 +264,16 @@ def followers(spec: str, names: Sequence[str]) -> list[str]:
     return able
 
 
+def fastest(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return every method of a table at its fastest K, in order."""
+    best: dict[str, Any] = {}
+    for row in rows:
+        other = best.setdefault(method(row), row)
+        if float(row["tokens_per_second"]) > float(other["tokens_per_second"]):
+            best[method(row)] = row
+    return best
+
+
 def at(name: str, verifier: str | None) -> str:
     """Return ``name@verifier``; the usual verifier goes without saying."""
     return name if verifier in (None, "", USUAL) else f"{name}@{verifier}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answers import IN_SENTENCES, MEASURED
-from ..common.grid import at, method
+from ..common.grid import at, fastest, method
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import SMALL, Column, number, read_csv, write_text
 
@@ -114,15 +114,11 @@ def _ratio(row: Row, rival: Row, name: str) -> str:
 
 def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> str:
     rows, notes = _read(data / name)
-    kinds: dict[str, Row] = {}
-    for row in (row for row in rows if row["batch"] == batch):
-        best = kinds.setdefault(_method(row), row)
-        if float(row["tokens_per_second"]) > float(best["tokens_per_second"]):
-            kinds[_method(row)] = row
+    best = fastest(row for row in rows if row["batch"] == batch)
     texts = "one text" if batch == "1" else f"{batch} texts"
     cost = f"; {notes['cost']}" if "cost" in notes else ""
     title = f"Decoding {texts}, every method at its fastest K, picked on these texts{cost}"
-    return _table(title, notes, kinds.values(), [
+    return _table(title, notes, best.values(), [
         Column("method", _method),
         Column("K", lambda row: row["num_draft_tokens"].removeprefix("0")),
         Column("tokens/s", "tokens_per_second", 0), Column("× plain", "speedup_over_plain", 2),

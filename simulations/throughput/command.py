@@ -33,6 +33,7 @@ from ..common.grid import (
     Grid,
     Job,
     configs,
+    fastest,
     method,
     name,
 )
@@ -145,15 +146,10 @@ def speeds(rows: Sequence[Row]) -> str:
     texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         title = f"\nbatch {batch}, every method at its fastest K on these texts"
-        tuned = _tuned([row for row in rows if row["batch"] == batch])
+        best = fastest(row for row in rows if row["batch"] == batch).values()
+        tuned = sorted(best, key=lambda row: -row["tokens_per_second"])
         texts.append(columns([*map(_shown, tuned)], HEADS, title, needed="kl"))
     return "\n".join(texts)
-
-
-def _tuned(rows: Sequence[Row]) -> list[Row]:
-    rows = sorted(rows, key=lambda row: -row["tokens_per_second"])
-    best = {method(row): row for row in reversed(rows)}
-    return [row for row in rows if best[method(row)] is row]
 
 
 def _shown(row: Row) -> Row:
