@@ -30,13 +30,6 @@ CAPTURED = [
     ("block", "speculative"),
     ("block", "mixture:alpha=0.5"),
 ]
-# their roots are found until they are good enough, which the host must ask
-WAITING = [
-    ("chain", "band:price=1"),
-    ("chain", "cactus_exact:delta=0.1"),
-    ("block", "cactus:delta=0.1"),
-    ("block", "band:price=1"),
-]
 
 
 def step_of(verifier, policy):
@@ -59,13 +52,6 @@ def test_these_are_verified_inside_the_graph(monkeypatch, verifier, policy):
     with no_uploads(monkeypatch):
         verdict = step(given)
     assert verdict.last.is_cuda  # the device's branches ran
-
-
-@pytest.mark.parametrize(("verifier", "policy"), WAITING)
-def test_these_wait_and_so_run_after_it(monkeypatch, verifier, policy):
-    step, given = step_of(verifier, policy), logits_and_coins()
-    with no_uploads(monkeypatch), pytest.raises(Waited, match="waits"):
-        step(given)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
