@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import defaults
-from cactus_theory.base.terminal import Progress
 from cactus_theory.commands import models
 from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.options import Callbacks, DecodeOptions, own_ends
@@ -30,7 +30,7 @@ from cactus_theory.traces.estimate import Estimate, valued
 from cactus_theory.verify.draft import Draft
 
 from .common.inputs import add_pair_arguments, at_least, prompt_ids, prompts_of, settings_of
-from .common.journal import Journal
+from .common.journal import Journal, filled
 from .common.results import columns, publish
 
 # numbers of a drafted place: the token's regret, probability, rank and share of the best logit; the
@@ -172,14 +172,10 @@ def run(args: argparse.Namespace) -> int:
     pair = models.loaded(args)
     ids = prompt_ids(args, pair, prompts)
     args.out.mkdir(parents=True, exist_ok=True)
-    progress = Progress("decoding texts", len(ids))
+    jobs = {f"text {number}": partial(_rounds, pair, prompt, args)
+            for number, prompt in enumerate(ids)}  # fmt: skip
     with Journal(args.out / "journal.jsonl", settings) as journal:
-        for number, prompt in enumerate(ids):
-            if (key := f"text {number}") not in journal.results:
-                rounds = list(_rounds(pair, prompt, args))
-                journal.add(key, {"rounds": rounds})
-            progress.advance()
-        texts = [journal.results[f"text {number}"]["rounds"] for number in range(len(ids))]
+        texts = [one["rounds"] for one in filled(jobs, journal, "decoding texts").values()]
     rows = [row for width in sorted({*args.num_draft_tokens}) for row in _table(texts, width, args)]
     rows = [{"prompts": args.prompts.name, "draft": Path(args.draft).name} | row for row in rows]
     publish(args, rows, args.out / "greedy.csv", dtype=pair.dtype)
@@ -189,8 +185,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rounds(pair: Any, prompt: Sequence[int], args: argparse.Namespace) -> Iterator[Any]:
-    """Yield the numbers of each round of strict greedy decoding, a list a drafted place."""
+def _rounds(pair: Any, prompt: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
+    """Return the numbers of each round of strict greedy decoding, a list a drafted place."""
     width, rounds, passes = max(args.num_draft_tokens), list[Any](), list[Tensor]()
     ends = own_ends(pair.target)
 
@@ -215,7 +211,7 @@ def _rounds(pair: Any, prompt: Sequence[int], args: argparse.Namespace) -> Itera
         decode(pair.target, pair.draft, torch.tensor([prompt], device=pair.target.device), options)
     finally:
         hook.remove()
-    yield from rounds
+    return {"rounds": rounds}
 
 
 def _numbers(q: Tensor, tokens: list[int], levels: Tensor) -> list[list[float]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -14,8 +15,11 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.divergences.regret import REGRET
+from cactus_theory.optimum.regret import losses
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._tilt import colder, tilt_of, untilted
+from cactus_theory.policies.regret import Regret
+from cactus_theory.verify.block import Block
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes
@@ -27,6 +31,8 @@ RUNGS, STEP = 7, math.sqrt(2)
 # of 64 tokens of the shipped pair, 4 spends 93 to 98 % of caps from 0.02 to 0.1, 16 spends 82 to
 # 97 % and 64 spends 49 to 89 %; tokens per call at equal KL are the same up to noise
 PATIENCE = 4.0
+# keeps every drafted token that is not masked
+KEEP = read_policy("regret:price=0")
 # share of the cap that is held back: the meter adds up the same numbers in another order
 ROUNDING = 1e-9
 
@@ -58,7 +64,10 @@ class Ledger(Schedule):
     rises as credit runs out: a row is first offered the price times √(4/c), where c is the
     credit in tokens' worth, (cap · t + burst − spent)/cap. A steady price buys more tokens than
     spending all at once, and the price of the policy, its lowest, need not be tuned to the cap.
-    Any other policy is followed where its charge fits.
+    Any other policy is followed where its charge fits. Along a deterministic draft in a block
+    ``regret`` keeps the n tokens that maximise n − ν Σ ρ among those whose charges fit, with ν
+    raised likewise (THEORY.md, Theorem 30): tokens that only pay with one that does not fit are
+    not kept.
 
     Parameters
     ----------
@@ -91,6 +100,8 @@ class Ledger(Schedule):
         for own in inner.policies:
             strict = read_policy(defaults.STRICT if own.unit == REGRET else defaults.POLICY)
             ladder = (*_ladder(own), strict)
+            if own.unit == REGRET and KEEP not in policies:
+                policies.append(KEEP)
             policies += [policy for policy in ladder if policy not in policies]
             numbers.append([policies.index(policy) for policy in ladder])
         self.inner, self.policies, self.numbers = inner, tuple(policies), numbers
@@ -137,6 +148,7 @@ class Ledger(Schedule):
         """Return for each node the first policy of its ladder that the allowance has room for."""
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
         numbers, nodes = of_inner.tolist(), dict[int, Node]()
+        planned = self._planned(state, numbers, target_probs, draft, verifier)
         spent, alive = [state.spent] * len(numbers), [1.0] * len(numbers)
         seen = cache(lambda tilt: colder(target_probs, tilt))
 
@@ -161,13 +173,43 @@ class Ledger(Schedule):
             def at(number: int, node: int = node) -> Node:
                 return rows(self.policies[number]).at(0, node, alive[node])
 
-            numbers[node], nodes[node] = self._fitting(self.numbers[numbers[node]], allowed, at)
+            ladder = self.numbers[numbers[node]] if planned is None else [planned[node]]
+            numbers[node], nodes[node] = self._fitting(ladder, allowed, at)
         return of_inner.new_tensor(numbers), nodes
 
     def observe(self, state: Account, nodes: Sequence[Node]) -> Account:
         spent = state.spent + sum(node.charge().spent for node in nodes)
         inner = self.inner.observe(state.inner, self.inner.shown(nodes))
         return replace(state, inner=inner, spent=spent)
+
+    def _planned(
+        self,
+        state: Account,
+        numbers: Sequence[int],
+        target_probs: Float[Tensor, "1 K1 vocab"],
+        draft: Draft,
+        verifier: Verifier,
+    ) -> list[int] | None:
+        """Return the policy of each node where the best stop within the cap is known, else None."""
+        own = self.policies[self.numbers[numbers[0]][0]]
+        one_path = isinstance(verifier, Block) and draft.probs is None
+        regret = isinstance(own, Regret) and own.price is not None and own.price < math.inf
+        if not (regret and one_path and len({*numbers}) == 1):
+            return None
+        assert isinstance(own, Regret) and own.price is not None
+        count = draft.lengths[0]
+        ids = draft.token_ids[:1, :count]
+        lost = losses(target_probs[:, :count], ids)[0][0].cpu()
+        room = self.cap * (state.emitted + 1 + torch.arange(count, device="cpu")) * (1 - ROUNDING)
+        fits = (lost.cumsum(0) <= room + self.burst - state.spent).long().cumprod(0)
+        credit = self.cap * (state.emitted + 1) + self.burst - state.spent
+        short = PATIENCE * self.cap / max(credit, ROUNDING)
+        price = own.price * math.sqrt(max(short, 1.0))
+        worth = torch.where(fits > 0, 1 - price * lost, -math.inf).nan_to_num(-math.inf).cumsum(0)
+        best = float(worth.max()) if count else -math.inf
+        kept = int((worth >= best).nonzero()[-1]) + 1 if best >= 0 else 0
+        keep, strict = map(self.policies.index, (KEEP, read_policy(defaults.STRICT)))
+        return [keep if node < kept else strict for node in range(count + 1)]
 
     def _fitting(
         self, ladder: Sequence[int], allowed: float, at: Callable[[int], Node]
