@@ -6,7 +6,8 @@ Of the other half --num-prompts are answered to their end, once by every line, i
 after prompt, or --batch at once, lines in an order drawn anew. Metering is not timed.
 
 A policy is as for ``tune`` (``band``; ``band:hold=eos`` with other knobs fixed);
-``speculative:tilt`` is lossless sampling of another target.
+``speculative:tilt`` is lossless sampling of another target; ``regret@block`` and ``regret@chain``
+are two lines. At temperature 0 nats are of regret.
 Lossless drafting is decoded at its best K and one less; × lossless and scores are beside the faster
 of both on these prompts. Intervals are 90 %, over prompts, or batches of them, resampled. Scores of
 0 and 1 are compared with McNemar's exact test, p corrected by Holm for all lines of the table. The
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.significance import holm, items_needed, mcnemar
 from cactus_theory.base.tables import width_of_terminal
@@ -33,7 +35,6 @@ from cactus_theory.decoding import Pair
 from cactus_theory.decoding._text import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
-from cactus_theory.traces.ends import LOSSLESS
 
 from .common import grid
 from .common.decode import Harness
@@ -45,7 +46,9 @@ from .common.statistics import Draws, interval, resamples
 from .common.tuned import config, key, tune_all
 from .scores import Score, score_of
 
-POLICIES = (LOSSLESS, "lenience", "cactus", "band", "band:hold=eos", "speculative:tilt")
+# at temperatures above 0, and at 0
+LOSSLESS = defaults.POLICY, defaults.STRICT
+POLICIES = (defaults.POLICY, "lenience", "cactus", "band", "band:hold=eos", "speculative:tilt")
 # most new tokens of the texts that are logged and timed, and the most entries of logged rows
 TUNED_TOKENS, LOGGED = 48, 6_400_000
 # columns with an interval; two of them stand in sentences below the table
@@ -115,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     draw("answers", args.out, args.out)
     print(shown(rows, args))
     if score is not None:
-        lossless = next(own for _, line, own in runs if line.policy == LOSSLESS)
+        lossless = next(own for _, line, own in runs if line.policy in LOSSLESS)
         print(floor(score, asked, [text for record in lossless for text in record["texts"]]))
     print(f"written to {args.out}/: answers.csv, answers.png, answers.pdf, journal.jsonl")
     return 0
@@ -161,17 +164,21 @@ def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Conf
     best: dict[tuple[float, str], Row] = {}
     for level in args.nats:
         for line in journal.results[key(level)]["lines"]:
-            at = (0.0 if line["family"] == LOSSLESS else level), line["family"]
+            family, judge = line["family"], line["verifier"]
+            if any(family.startswith(name) and own == judge
+                   for name, _, own in (spec.partition("@") for spec in args.policy)):  # fmt: skip
+                family = f"{family}@{judge}"  # asked for by itself
+            at = (0.0 if line["family"] in LOSSLESS else level), family
             if at not in best or line["predicted_speed"] > best[at]["predicted_speed"]:
                 best[at] = line
-    if {*args.policy} - {LOSSLESS} and not any(level for level, _ in best):
+    if {*args.policy} - {*LOSSLESS} and not any(level for level, _ in best):
         raise ValueError(f"--policy, --nats: must leave a line; {' '.join(over(args, journal))}")
     law = {"temperature": args.temperature, "cuts": Cuts(top_p=args.top_p)}
     lines, asked = [], law | {"batch": args.batch}
     for (level, family), line in sorted(best.items(), key=lambda item: item[0][0]):
         own = replace(config(line, journal.path, args.policy), **asked)
         width = own.num_draft_tokens
-        less = [width - 1] if family == LOSSLESS and width > 1 else []
+        less = [width - 1] if family in LOSSLESS and width > 1 else []
         lines += [(level, replace(own, num_draft_tokens=k)) for k in (width, *less)]
     return [(0.0, Config(PLAIN, 0, **asked)), *lines]
 
@@ -192,7 +199,7 @@ def rows_of(
     draws = resamples(len(runs[0][2]), seed)
     sums = [_sums(records, prompts, score) for _, _, records in runs]
     lossless = max((own for own, (_, line, _) in zip(sums, runs, strict=True)
-                    if line.policy == LOSSLESS), key=lambda own: _speed(own, None))  # fmt: skip
+                    if line.policy in LOSSLESS), key=lambda own: _speed(own, None))  # fmt: skip
     rows = []
     for (level, line, _), own in zip(runs, sums, strict=True):
         row: Row = {"level": level} | line.columns | {"prompts": len(prompts)}

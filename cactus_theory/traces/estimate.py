@@ -189,10 +189,14 @@ class Replay(Setting):
         spent = {spec: values[numbers] for spec, values in self.spent.items()}
         return replace(self, source=f"{self.source} {numbers.tolist()}", spent=spent, **sums)
 
-    def divergence_per_token(self, divergence: str = "kl") -> Estimate:
-        """Return the metered divergence per emitted token, or ``surprise``, or ``agreement``."""
+    def divergence_per_token(self, divergence: str | None = None) -> Estimate:
+        """Return the metered divergence per emitted token, or ``surprise``, or ``agreement``.
+
+        Without a name, the first that was metered.
+        """
         return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
 
-    def _spent(self, divergence: str) -> PerText:
+    def _spent(self, divergence: str | None) -> PerText:
+        divergence = next(iter(self.spent)) if divergence is None else divergence
         spec = divergence if divergence in self.spent else read_divergence(divergence).spec
         return self.spent[check.one_of("divergence", spec, tuple(self.spent))]

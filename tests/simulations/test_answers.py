@@ -205,3 +205,16 @@ def test_a_score_is_a_function_of_a_file_or_reads_the_columns_of_its_prompt(tmp_
     assert score is not None and score(Prompt("prompt"), "abc") == 3 and score_of(None) is None
     score = score_of("gsm8k")
     assert score is not None and score(Prompt("2 + 3?", columns={"answer": "#### 5"}), "It is 5.")
+
+
+def test_at_temperature_0_nats_are_of_regret(tmp_path, capsys) -> None:
+    out = tmp_path / "out"
+    sizes = "--num-prompts 4 --batch 2 --max-new-tokens 8 --cycles 24 --num-draft-tokens 3"
+    asked = f"answers --temperature 0 --nats 0.1 {sizes} --timings 1 --out {out}"
+    assert main([*asked.split(), "--policy", "regret@block", "--policy", "regret@chain"]) == 0
+    rows, _ = read_csv(out / "answers.csv")
+    judges = [(row["policy"].partition("=")[0], row["verifier"]) for row in rows]
+    assert judges == [("plain", ""), *[("regret:price", "chain")] * 2,
+                      ("regret:price", "block"), ("regret:price", "chain")]  # fmt: skip
+    assert [float(row["kl_per_token"]) > 0 for row in rows] == [False] * 3 + [True] * 2
+    capsys.readouterr()
