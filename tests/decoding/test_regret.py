@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -145,22 +146,24 @@ def test_a_ledger_s_cap_is_kept_at_every_length(tiny):
 def test_a_ledger_stops_where_no_stop_that_it_can_pay_is_worth_more():
     """By brute force over all stops; the recursion cut off at the cap would keep a token here."""
     source, stops = torch.Generator().manual_seed(6), []
-    cases = [(1.0, 0.0, 1.6, [1.5, 0.2])] + [
-        (price, cap, burst, (2 * torch.rand(4, generator=source, dtype=torch.float64)).tolist())
-        for _ in range(200) for price in (0.5, 1.0) for cap, burst in ((0.0, 1.5), (0.2, 1.0))
+    cases = [(1.0, 0.0, 1.6, 0.0, [1.5, 0.2])] + [
+        (*own, (2 * torch.rand(4, generator=source, dtype=torch.float64)).tolist())
+        for _ in range(200) for own in ((0.5, 0.0, 1.5, 0.0), (1.0, 0.2, 1.0, 0.0),
+                                        (0.2, 0.0, 3.0, 1.0), (0.1, 0.2, 2.0, 0.7))
     ]  # fmt: skip
-    for price, cap, burst, lost in cases:
+    for price, cap, burst, spent, lost in cases:
         best = 1 / (1 + torch.tensor(lost, dtype=torch.float64).neg().exp())
         q = torch.stack([best, 1 - best], -1)[None]
         q = torch.cat([q, q.new_tensor([[[0.9, 0.1]]])], 1)
         ids, count = torch.ones(1, len(lost), dtype=torch.int64), len(lost)
         ledger = Ledger(f"regret:price={price}", cap, burst=burst)
-        draft, state = Draft(ids, [count], None), ledger.begin([1])
+        draft, state = Draft(ids, [count], None), replace(ledger.begin([1]), spent=spent)
         numbers, nodes = ledger.choose_by_nodes(state, q, draft, find_verifier("block"))
         kept = next(n for n in range(count + 1) if n == count or not nodes[n].exceeds(0.5))
-        nu = price * max(4 * cap / (cap + burst), 1) ** 0.5
+        nu = price * max(4 * cap / (cap + burst - spent), 1) ** 0.5
         worth = {n: n - nu * sum(lost[:n]) for n in range(count + 1)
-                 if all(sum(lost[:i]) <= cap * i + burst for i in range(n + 1))}  # fmt: skip
+                 if all(spent + sum(lost[:i]) <= cap * i + burst
+                        for i in range(n + 1))}  # fmt: skip
         assert kept == max(worth, key=lambda n: (worth[n], n)), (price, cap, lost)
         stops.append(kept)
     assert stops[0] == 0 and {*stops} == {0, 1, 2, 3, 4}
