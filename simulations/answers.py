@@ -165,8 +165,9 @@ def chosen(args: argparse.Namespace, journal: Journal) -> list[tuple[float, Conf
     for level in args.nats:
         for line in journal.results[key(level)]["lines"]:
             family, judge = line["family"], line["verifier"]
-            if any(family.startswith(name) and own == judge
-                   for name, _, own in (spec.partition("@") for spec in args.policy)):  # fmt: skip
+            asked = (spec.partition("@") for spec in args.policy)
+            if family not in LOSSLESS and any(family.startswith(name) and own == judge
+                                              for name, _, own in asked):  # fmt: skip
                 family = f"{family}@{judge}"  # asked for by itself
             at = (0.0 if line["family"] in LOSSLESS else level), family
             if at not in best or line["predicted_speed"] > best[at]["predicted_speed"]:
