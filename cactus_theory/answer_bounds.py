@@ -6,26 +6,21 @@ answer (it is right, its tests pass, it refuses) :math:`\mathrm{kl}_2(h(E) ‖ q
 :math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. A ledger's hard cap on what an
 answer is charged is such a C; the meters of other divergences bound nothing here.
 
-A ledger keeps every answer within C nats, so that n readings lie in [0, C]. If prompts are drawn
-independently, the mean over all prompts is at most each of these with probability 1 − β:
-
-* Hoeffding's bound before he rounds it: C times the largest m with
-  :math:`\mathrm{kl}_2(\bar x/C ‖ m) ≤ \ln(1/β)/n`, never above
-  :math:`\bar x + C\sqrt{\ln(1/β)/2n}`;
-* the empirical Bernstein bound :math:`\bar x + s\sqrt{2\ln(2/β)/n} + 7C\ln(2/β)/3(n-1)` (Maurer &
-  Pontil 2009), s the standard deviation: better for many readings that differ little.
-
-Neither is better everywhere, so the smaller one counts and each gets half of the risk, which adds
-ln 2 to ln(1/β): at β = 0.05 the roots grow by 11 %.
+A ledger keeps every answer within C nats, so that readings lie in [0, C]. If prompts are drawn
+independently, the mean over all prompts has an upper bound after each reading, and all of these
+bounds hold together with probability 1 − β: a growing log may be read as often as one likes
+(:class:`cactus_theory.base.confidence.LowerMean` of the negative readings).
 """
 
 import math
-import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
+import numpy as np
+
 from cactus_theory.base import arguments as check
+from cactus_theory.base.confidence import LowerMean
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.significance import RISK
 
@@ -35,8 +30,6 @@ SETTLED = 1e-30
 SMALL, TERMS = 0.05, 14
 # caps in nats: below LITTLE Pinsker's inequality is exact to 1e-7, beyond MUCH 1 − e^−C to rounding
 LITTLE, MUCH = 1e-6, 4.0
-# least distance of a bound from its mean, as a share of 1 − mean: nearer ones equal the mean
-EXACT = 1e-15
 # relative excess of a reading over its cap that is rounding: meter and ledger add in other orders
 ROUNDING = 1e-6
 
@@ -161,13 +154,7 @@ class ConfidenceBound:
     worst: float
     cap: float
     alpha: float
-    hoeffding: float
-    bernstein: float
-
-    @property
-    def bound(self) -> float:
-        """Return the least of the two bounds and the cap."""
-        return min(self.cap, self.hoeffding, self.bernstein)
+    bound: float
 
     @property
     def sentence(self) -> str:
@@ -175,11 +162,11 @@ class ConfidenceBound:
         return (
             f"{self.count} readings, mean {self.mean:.4g} nats, worst {self.worst:.4g}: with "
             f"confidence {100 * (1 - self.alpha):g} % the mean KL of an answer over all prompts is "
-            f"at most {self.bound:.4g} nats (Hoeffding {self.hoeffding:.4g}, empirical Bernstein "
-            f"{self.bernstein:.4g}, cap {self.cap:.4g}). That is an average and says nothing of "
-            "one prompt, for which there is the cap. It assumes prompts drawn independently, one "
-            "answer each, neither policy nor cap chosen by looking at them, and a ledger that "
-            "enforces the cap: that no reading was above it would not be enough"
+            f"at most {self.bound:.4g} nats (cap {self.cap:.4g}), however often such a log is read "
+            "while it grows. That is an average and says nothing of one prompt, for which there is "
+            "the cap. It assumes prompts drawn independently, one answer each, neither policy nor "
+            "cap chosen by looking at them, and a ledger that enforces the cap: that no reading "
+            "was above it would not be enough"
         )
 
 
@@ -188,15 +175,15 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
 
     Parameters
     ----------
-    readings : nats charged for each answer, one answer a prompt.
+    readings : nats charged for each answer, one answer a prompt, in the order of the log.
     cap : nats that the ledger lets no answer exceed.
-    alpha : how probable the bound may be wrong, over the choice of prompts and the coins.
+    alpha : how probable any of the bounds of a growing log may be wrong, over the choice of prompts
+        and the coins.
 
     Returns
     -------
     count, mean, worst : of the readings, in nats an answer.
-    hoeffding, bernstein : two bounds on the mean, each wrong with probability alpha/2.
-    bound : the least of the two and the cap.
+    bound : on the mean over all prompts; never above the cap.
 
     Raises
     ------
@@ -207,7 +194,7 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
     --------
     >>> proof = ct.confidence_bound([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
     >>> f"{proof.mean:.3f}, at most {proof.bound:.3f}"
-    '0.125, at most 0.135'
+    '0.125, at most 0.131'
     """
     cap = check.number("cap", cap, 0, sys.float_info.max)
     alpha = check.number("alpha", alpha, 0, 1, open_low=True)
@@ -215,13 +202,10 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
     if not values:
         raise ValueError("readings: must be at least one; got none")
     shares = [min(nats / cap, 1.0) if cap else 0.0 for nats in values]
-    count, mean = len(shares), math.fsum(shares) / len(shares)
-    hoeffding, bernstein = _most_mean(mean, math.log(2 / alpha) / count), math.inf
-    if count > 1:
-        spread, log = statistics.stdev(shares, mean), math.log(4 / alpha)
-        bernstein = mean + spread * math.sqrt(2 * log / count) + 7 * log / 3 / (count - 1)
-    bounds = (cap * max(bound, mean) for bound in (hoeffding, bernstein))
-    return ConfidenceBound(count, cap * mean, max(values), cap, alpha, *bounds)
+    mean, below = math.fsum(shares) / len(shares), LowerMean(1.0, 0.0, start=-0.5)
+    below.add(-np.array(shares))
+    bound = min(max(-below.bound(alpha), mean), 1.0)
+    return ConfidenceBound(len(shares), cap * mean, max(values), cap, alpha, cap * bound)
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:
@@ -291,21 +275,6 @@ def _root_of(
 ) -> float:
     """Return x where a function that rises about as its square is ``amount``, to the last digit."""
     return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, 2 * amount)
-
-
-def _most_mean(mean: float, amount: float) -> float:
-    """Return the largest m with kl₂(mean‖m) ≤ amount."""
-    rest = 1 - mean
-    if rest == 0:
-        return 1.0
-    if mean == 0:
-        return -math.expm1(-amount)
-
-    def spent(x: float) -> float:  # at m = 1 a mean below 1 has an infinite KL
-        return binary_kl(mean + x, rest - x, -x) if x < rest else math.inf
-
-    most = min(math.sqrt(amount / 2), rest)
-    return min(mean + _root_of(spent, amount, EXACT * rest, most, most / 2), 1.0)
 
 
 def share(value: float) -> str:

@@ -28,6 +28,8 @@ COMMANDS = {
                   "--max-new-tokens 16 --cycles 20 --out build/example/trace"),
         "tune": ("the fastest policy, knob, verifier and K",
                  "--trace simulations/data/trace --cost-ratio 0.1 --nats 0.05"),
+        "served": ("is what an engine writes the law that it claims? from its tokens",
+                   "simulations/data/answers.jsonl --target simulations/pair/target"),
         "expect": ("what acceptance is healthy, at each position",
                    "--trace simulations/data/trace --observed 0.68,0.49,0.33,0.24 --rounds 500"),
         "promise": ("what a cap on KL says about an answer", "--cap 0.1 --rate 0.9"),

@@ -42,8 +42,7 @@ from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.traces import Trace, compare_observed
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
-from cactus_theory.traces.expect import Expectation, expectations
-from cactus_theory.traces.faults import FAULTS, with_faults
+from cactus_theory.traces.expect import Expectation, expect
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.records import read_records
 from cactus_theory.verify.contract import find_verifier, verifiers
@@ -63,7 +62,8 @@ OF_PROMPTS = "those of these prompts' texts"
 OF_ANY = "of prompts like these (of these, and smaller, from two texts a prompt on)"
 ASSUMED = """\
 This compares an engine that decodes the same prompts to as many tokens with the same temperature,
-cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough."""
+cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough. Counts say
+neither why a position is off nor whether the tokens have the right law: `served` reads the tokens."""
 Line = dict[str, Any]
 
 
@@ -232,15 +232,13 @@ def decoded_record(
 
 def record_of(trace: Trace, setting: Setting, seen: Observation | None) -> Line:
     """Return all that is printed or saved, from one pass over the rows."""
-    judge = setting.verifier
-    judges = {"": judge} if seen is None else with_faults(trace, judge)
     progress = Progress("adding up rounds", len(trace))
-    law = setting.policy, judges, setting.num_draft_tokens
-    found = expectations(trace, *law, progress.update)
-    healthy = found.pop("")
+    law = setting.policy, setting.verifier
+    width = setting.num_draft_tokens
+    healthy = expect(trace, *law, num_draft_tokens=width, on_cycles=progress.update)
     record = _numbers(trace, setting, healthy)
     if seen is not None:
-        compared = compare_observed(healthy, seen, found)
+        compared = compare_observed(healthy, seen)
         record["compared"] = vars(compared) | {"sentence": compared.sentence}
     return record
 
@@ -308,10 +306,4 @@ def _show_compared(compared: Line) -> None:
     print()
     print_table(heads, cells)
     print(compared["sentence"])
-    for name in compared["not_excluded"]:
-        fault = next(own for own in FAULTS if own.kind == name)
-        first = f"; try {fault.check_first}" if fault.check_first else ""
-        print(f"  {name}: {fault.says} ({fault.thread}){first}")
-    if compared["alike"]:
-        print(f"cannot be told from healthy here: {', '.join(compared['alike'])}")
     print(ASSUMED)

@@ -208,7 +208,9 @@ def _decoded(
     answer = {
         "policy": "plain" if plain else options.policies[0].spec,
         "verifier": None if plain else options.parsed_verifier.spec,
-        "text": completion(pair.tokenizer, prompt_ids, result.output_token_ids[0].tolist()),
+        "text": completion(pair.tokenizer, prompt_ids, new := result.output_token_ids[0].tolist()),
+        "prompt_token_ids": list(prompt_ids),
+        "token_ids": new,
     } | result.statistics()
     if cap is not None and not options.relaxes_greedy:
         bounds = EventBounds(0.9, per_token=cap, tokens=options.max_new_tokens)

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         content = {"nats": first.nats, "total_variation": first.total_variation, "sentences": lines}
         tables = {"events": events, "by_position": by_position, "averaged": averages}
         content |= {name: list(map(_line, rows)) for name, rows in tables.items()}
-        bound = None if record is None else vars(record) | {"bound": record.bound}
+        bound = None if record is None else vars(record)
         return print_json(content | {"confidence_bound": bound, "answers_left_out": empty})
     print(_table(events, "whatever the prompt"))
     if by_position:

@@ -2,7 +2,7 @@
 
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.counters import Observation as Observation
-from cactus_theory.traces.diagnosis import compare_observed as compare_observed
+from cactus_theory.traces.counters import compare_observed as compare_observed
 from cactus_theory.traces.estimate import Estimate as Estimate
 from cactus_theory.traces.estimate import Replay as Replay
 from cactus_theory.traces.expect import expect

@@ -1,8 +1,16 @@
-"""Counters of an engine's drafts: vLLM's Prometheus text, or numbers that somebody printed."""
+"""Counters of an engine's drafts, vLLM's text or printed numbers, against expected acceptance.
+
+Errors are the expectation's over texts, and those of the counts: the coins', and again those of
+texts, of which an engine may have fewer and longer ones than were logged. An end of text is a place
+that is not reached, on both sides or on none.
+"""
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations, product
+from operator import ne
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +18,9 @@ import numpy as np
 from jaxtyping import Float
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.significance import QUIET
+from cactus_theory.traces.estimate import CannotSay, check_texts
+from cactus_theory.traces.expect import Expectation, critical
 
 # counters of vLLM, which end in _total in its Prometheus text
 DRAFTS, DRAFTED, BY_POSITION = (
@@ -30,6 +41,13 @@ OF_AN_ENGINE = ("position", "finished_reason")
 MOST_ROUNDS = 2.0**53
 # least rounds that reach a judged position: the share of fewer is not normal
 FEWEST = 10
+GAP = "position", "expected", "expected_error", "observed", "observed_error", "errors", "off"
+ASKED = {
+    "behind_ends": "--behind-ends: must say whether the engine's numbers have places behind an end "
+    "of text in them (in, as vLLM's; out)",
+    "short_ends": "--drafted: must say how many tokens were drafted in these rounds, as engines "
+    "draft less where a text ends",
+}
 Column = Float[np.ndarray, "numbers"]
 Labels = tuple[tuple[str, str], ...]
 Counters = dict[tuple[str, Labels], float]  # of an engine: name and labels to value
@@ -210,3 +228,120 @@ def _engines(path: str | Path) -> dict[Labels, Counters]:
     if len(models) > 1:
         raise ValueError(f"--metrics: must be of one model; got {', '.join(sorted(models))}")
     return engines
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """An observation against an expectation.
+
+    A gap, keys GAP, is of a position that enough rounds reached; ``errors`` is how many standard
+    errors it is off.
+    """
+
+    gaps: Sequence[dict[str, Any]]
+    alarm: bool  # whether a position is off
+
+    @property
+    def sentence(self) -> str:
+        """Return the verdict; counts do not say why."""
+        if not self.alarm:
+            return "as expected: every position is inside"
+        off = ", ".join(str(gap["position"]) for gap in self.gaps if gap["off"])
+        return f"not as expected: off at position {off}"
+
+
+def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
+    """Return where counts are off.
+
+    Positions are compared among the rounds that accept the one before, since an early fault lowers
+    every later count, and shown among those that reach them. Of a healthy engine all positions
+    together raise an alarm with probability 1 − QUIET at most, about. What the observation does not
+    know is tried both ways.
+
+    Raises
+    ------
+    ValueError
+        Another number of positions than is expected; something unknown on which the verdict
+        depends; CannotSay for too few texts.
+    """
+    check_texts(healthy.texts)
+    seen.check_width(len(healthy.accepted))
+    record, unlike = healthy.record, {"behind_ends": (seen.behind_ends,), "short_ends": (False,)}
+    if seen.behind_ends is None:
+        unlike["behind_ends"] = (False,) if record.going.all() else (False, True)
+    if seen.drafted is seen.shares is None and (record.left < record.lengths).any():
+        unlike["short_ends"] = (False, True)
+    found = {}
+    for way in product(*unlike.values()):
+        found[way] = _compared(healthy.counted(**dict(zip(unlike, way, strict=True))), seen)
+    for one, other in combinations(found, 2):
+        if found[one].alarm != found[other].alarm and sum(map(ne, one, other)) == 1:
+            asked = ASKED["behind_ends" if one[0] != other[0] else "short_ends"]
+            raise ValueError(f"{asked}; the verdict depends on it; got none")
+    return next(iter(found.values()))
+
+
+def _compared(healthy: Expectation, seen: Observation) -> Compared:
+    base = _Gaps(healthy, seen)
+    limit = critical(len(base.places), healthy.freedom, QUIET)
+    gaps: list[dict[str, Any]] = [
+        dict(zip(GAP, (int(place), *numbers, abs(numbers[-1]) > limit), strict=True))
+        for place, *numbers in zip(*(column.tolist() for column in base.columns), strict=True)
+    ]
+    return Compared(gaps, any(gap["off"] for gap in gaps))
+
+
+class _Gaps:
+    """Expected and observed numbers, one a position.
+
+    They are shares of rounds that accept the place before; ``columns`` shows them of those that
+    reach it. Errors are the standard errors of what is expected and of what was counted.
+    """
+
+    def __init__(self, expectation: Expectation, seen: Observation) -> None:
+        self.expectation = expectation
+        before = np.concatenate([[1.0], seen.accepted[:-1]])
+        mass, on, reached = expectation.mass
+        places = np.flatnonzero(np.minimum(before * seen.rounds, mass[: len(before)]) >= FEWEST)
+        if not len(places):
+            raise CannotSay(f"cannot say: at least {FEWEST} rounds must be expected and counted")
+        self.places = places
+        means = [expectation.if_accepted[place] for place in places]
+        self.expected = np.nan_to_num([mean.value for mean in means])
+        self.expected_error = np.nan_to_num([expectation.error(mean) for mean in means])
+        self.shown = (reached / np.maximum(mass, 1e-300))[places]
+        # texts are as many in the counts as here, over this: as many rounds, or fewer and longer
+        of_texts = expectation.texts / seen.answers if seen.answers else 0.0
+        self.fewer = max(expectation.rounds / seen.rounds, of_texts)
+        if seen.by_request is not None:  # errors of requests have in them what texts share
+            self.fewer = 0.0
+        low = high = seen.accepted[places] / before[places]
+        if seen.drafted is not None or seen.shares is not None:
+            own = (reached / np.maximum(on, 1e-300))[places]
+            low, high = (low * own / share[places] for share in reversed(seen.drafted_share()))
+        self.observed: Column = np.clip(self.expected, low, high)
+        self._errors(seen, before[places])
+
+    def _errors(self, seen: Observation, before: Column) -> None:
+        """Set what is counted as errors, and by how many the counts are off."""
+        count, places = before * seen.rounds, self.places
+        earlier = np.concatenate([[0.0], seen.rounding[:-1]])[places]
+        rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
+        coins = np.array([self.expectation.coins(place) for place in places]) / count
+        # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
+        rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
+        binomial = rate * (1 - rate) / count
+        texts = self.expected_error**2 * self.fewer
+        requests = 0.0 if seen.by_request is None else seen.by_request[places] ** 2
+        own = np.maximum(np.maximum(coins, binomial - texts), requests)
+        self.observed_error = np.sqrt(texts + own + rounding**2)
+        gap = self.observed - self.expected
+        size = np.maximum(np.abs(gap) - 0.5 / count, 0.0)
+        error = np.hypot(self.observed_error, self.expected_error)
+        self.errors: Column = np.sign(gap) * size / np.maximum(error, 1e-300)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Return the columns of GAP but the last one."""
+        numbers = self.expected, self.expected_error, self.observed, self.observed_error
+        return self.places + 1.0, *(own / self.shown for own in numbers), self.errors

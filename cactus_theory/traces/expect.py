@@ -7,7 +7,7 @@ drafts, and :math:`1 + Σ_i m_i` tokens a call. Mean φ_j multiplied up is anoth
 round are alike. A place behind an end of text is not reached, unless an engine counts it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -153,6 +153,7 @@ def wilson(
     return first, last
 
 
+@one_thread()
 def expect(
     source: Trace | str | Path,
     policy: str | Policy = defaults.POLICY,
@@ -160,6 +161,7 @@ def expect(
     *,
     num_draft_tokens: int | None = None,
     behind_ends: bool = False,
+    on_cycles: Callable[[int], Any] = int,
 ) -> Expectation:
     """Return the acceptance to expect at each position; exact given the rows, all coins out.
 
@@ -172,6 +174,7 @@ def expect(
     policy, verifier : what decides.
     num_draft_tokens : cut longer drafts to so many; None for all that were logged.
     behind_ends : whether places behind an end of text are counted, as some engines do.
+    on_cycles : called with how many rounds are done, now and then.
 
     Returns
     -------
@@ -189,52 +192,33 @@ def expect(
     >>> expect("simulations/data/trace", num_draft_tokens=2).rounds
     68.0
     """
-    trace, own = Trace.open(source) if isinstance(source, str | Path) else source, {"": verifier}
-    found = expectations(trace, policy, own, num_draft_tokens)[""]
-    return found.counted(behind_ends=behind_ends)
-
-
-@one_thread()
-def expectations(
-    trace: Trace,
-    policy: str | Policy,
-    judges: Mapping[str, str | Verifier],
-    num_draft_tokens: int | None = None,
-    on_cycles: Callable[[int], Any] = int,
-) -> dict[str, Expectation]:
-    """Return the expectations under each verifier, in one pass over the trace: see :func:`expect`.
-
-    ``on_cycles`` is called with how many rounds are done, now and then.
-    """
+    trace = Trace.open(source) if isinstance(source, str | Path) else source
     width = draft_width(trace, num_draft_tokens)
     rule = read_policy(policy).at_ends(trace.ends)
-    verifiers = {name: find_verifier(judge) for name, judge in judges.items()}
-    for verifier in verifiers.values():
-        verifier.check(rule)
+    verifier = find_verifier(verifier)
+    verifier.check(rule)
     longest, done = trace.header.details.get("max_new_tokens"), 0
     nothing = np.zeros(0, int), np.zeros((0, width + 1))
-    parts: list[Any] = [(*nothing[:1] * 3, nothing[1].astype(bool), *nothing[1:] * len(verifiers))]
+    parts: list[Any] = [(*nothing[:1] * 3, nothing[1].astype(bool), nothing[1])]
     for batch in trace.batches(ENTRIES, width):
         count, drafted = batch.draft_token_ids.shape
         done += count
         on_cycles(done)
         if not drafted:
             continue
-        laws = [batch_law(batch, rule, own, {}, trace.ends) for own in verifiers.values()]
+        own_alive, own_going, _ = batch_law(batch, rule, verifier, {}, trace.ends)
         left = np.full(count, width)
         if longest is not None:  # beside the token that every call gives
             left = np.clip(longest - 1 - batch.position.numpy(), 0, width)
         wide = [
             np.pad(own.numpy(), ((0, 0), (0, width - drafted)))
-            for own in (laws[0][1], *(alive for alive, *_ in laws))
+            for own in (own_going, own_alive)
         ]
         parts.append((batch.text.numpy(), np.full(count, drafted), left, *wide))
-    text, lengths, left, going, *alive = map(np.concatenate, zip(*parts, strict=True))
+    text, lengths, left, going, alive = map(np.concatenate, zip(*parts, strict=True))
     prompts, source = np.array(trace.prompts), trace.fingerprint
-    return {
-        name: Expectation(LoggedRounds(text, lengths, left, own, going, prompts, source))
-        for name, own in zip(verifiers, alive, strict=True)
-    }
+    record = LoggedRounds(text, lengths, left, alive, going, prompts, source)
+    return Expectation(record, behind_ends)
 
 
 @cache

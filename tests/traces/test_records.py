@@ -120,7 +120,7 @@ def test_what_is_no_json(tmp_path: Path) -> None:
         read_records(tmp_path, width=1)
 
 
-@pytest.mark.parametrize(("factor", "said"), [(1.0, "as expected: nothing"), (0.6, "not as exp")])
+@pytest.mark.parametrize(("factor", "said"), [(1.0, "as expected: every"), (0.6, "not as exp")])
 def test_the_command_compares_adaptive_drafts(tmp_path: Path, capsys, factor, said) -> None:
     """An engine that drafts 2 or 4 tokens, whatever its draft says, against the shipped trace."""
     noise, items = np.random.default_rng(3), []

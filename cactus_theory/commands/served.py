@@ -1,0 +1,251 @@
+"""``cactus-theory served``: is what an engine writes the law that it claims?
+
+Reads answers of any engine, one a line, and the target's rows along them; needs no draft, no
+counter and no other answers. The file may grow, and the verdict may be read at any time. Exit
+code 1: off; 3: too little was said to see any fault.
+"""
+
+import argparse
+import math
+import sys
+from collections import defaultdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
+from cactus_theory.base.tables import print_json, print_table
+from cactus_theory.base.terminal import Progress
+from cactus_theory.commands.flags import (
+    add_chat,
+    add_cuts,
+    add_policy,
+    given_cuts,
+    one_policy,
+    refuse,
+    rendering,
+)
+from cactus_theory.commands.models import add_models, add_threads, loaded
+from cactus_theory.commands.plot import COLOURS, INK, settings, write_picture
+from cactus_theory.decoding.drafters import MODES
+from cactus_theory.decoding.truncation import WHOLE
+from cactus_theory.served.alternatives import EDGE, Claim, alternatives
+from cactus_theory.served.answers import Answer, Log, Reader, read_answer
+from cactus_theory.served.evidence import ALPHA, Evidence, paired
+from cactus_theory.traces.log import identity
+
+# nats a token that alternatives give up unless --slack says otherwise: more than the rounding of
+# bfloat16 gave any of them on average (paper_figures/results/served.md)
+SLACK = 5e-4
+SHOWN = 5
+CODES = {"off": 1, "as claimed": 0, "too little": 3}
+WORDS = {
+    "off": "OFF",
+    "as claimed": "as claimed so far",
+    "too little": "cannot say: too little was said to see any fault",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    add = parser.add_argument
+    add("answers", metavar="ANSWERS.jsonl", help="a line an answer: prompt_token_ids and token_ids "
+        "(or prompt and text), temperature, top_p, top_k, policy where flags do not say it")  # fmt: skip
+    add_models(parser, required=True)
+    add_policy(parser)
+    add("--draft-mode", choices=MODES, help="how the engine drafts: the draft's likeliest token "
+        "(greedy: vLLM's default), or a sampled one (default)")  # fmt: skip
+    add("--temperature", type=float, default=defaults.TEMPERATURE,
+        help="that is claimed (%(default)g)")  # fmt: skip
+    add_cuts(parser)
+    add_chat(parser)
+    add("--control", metavar="FILE", help="answers of the same engine to the same prompts without "
+        "speculation: a paired test, which no rounding of the target's rows can fool")  # fmt: skip
+    add("--state", metavar="FILE.json",
+        help="what was read so far: the same command goes on with the lines appended since")  # fmt: skip
+    add("--alpha", type=float, default=ALPHA,
+        help="risk of an alarm about a healthy engine, ever (%(default)g)")  # fmt: skip
+    add("--slack", type=float, default=SLACK, metavar="NATS", help="nats a token that rounding "
+        "may be worth to an alternative (%(default)g: bfloat16 kernels; 0: rows are exact)")  # fmt: skip
+    add("--plot", metavar="FILE", help="draw the evidence against the tokens: .png, .pdf, .svg")
+    add_threads(parser)
+    add("--json", action="store_true", help="print one JSON object only")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the verdict; return 0, 1 if the engine is off, 3 if too little was said."""
+    check.number("--alpha", args.alpha, 0, 1, open_low=True)
+    check.number("--slack", args.slack, 0)
+    check.finite("--temperature", args.temperature, 0)
+    claim = Claim(args.temperature, given_cuts(args) or WHOLE, one_policy(args) or defaults.POLICY)
+    if claim.rule is not None and args.draft is None:
+        raise ValueError(f"--draft: must be given with --policy {claim.policy}, whose law needs it")
+    if claim.rule is not None and args.draft_mode is None:
+        raise ValueError(f"--draft-mode: must be given with --policy {claim.policy}, whose law "
+                         "depends on it; got none")  # fmt: skip
+    if args.draft is None:
+        refuse(args, ("draft_mode", "draft_top_k", "draft_top_p"), "must be given with --draft")
+    if args.control:
+        refuse(args, ("state",), "must not be given with --control, whose pairs are read at once")
+    for name in filter(None, (args.answers, args.control)):
+        if not Path(name).is_file():
+            raise FileNotFoundError(f"ANSWERS.jsonl: no such file; got {name!r}")
+    how = rendering(args)
+    pair = loaded(args)
+    table = alternatives(pair.draft is not None)
+    reader = Reader(pair, args.draft_mode == "greedy", table)
+    setting = {
+        "target": identity(pair.target), "dtype": pair.dtype, "draft_mode": args.draft_mode,
+        "draft": None if pair.draft is None else identity(pair.draft),
+        "claim": repr(claim), "alpha": args.alpha, "slack": args.slack,
+        "alternatives": [own.name for own in table], "prompts": repr(how),
+    }  # fmt: skip
+    names = tuple(own.name for own in table)
+
+    def read(line: int, text: bytes) -> Answer:
+        answer = read_answer(line, text, claim, pair.tokenizer, reader.vocab, how)
+        if answer.claim.rule is not None and pair.draft is None:
+            raise ValueError(f"its policy {answer.claim.policy} needs --draft")
+        return answer
+
+    def log_of(path: str, state: str | None) -> tuple[Log, dict[tuple[int, ...], list[Any]]]:
+        log = Log.opened(state, setting, Evidence(names, args.slack, args.alpha))
+        progress = Progress("bytes read", Path(path).stat().st_size)
+        sums = defaultdict[tuple[int, ...], list[Any]](list)
+        for answer, factors in log.go_on(path, read, reader, state, progress.update):
+            if args.control:
+                sums[tuple(answer.prompt)].append(factors.sum(0))
+        return log, sums
+
+    log, ours = log_of(args.answers, args.state)
+    record = _record(log, table)
+    if args.control:
+        record |= {"control": _paired(ours, *log_of(args.control, None), args.alpha)}
+    if args.plot:
+        _draw(args.plot, log.evidence)
+    if args.json:
+        print_json(record)
+    else:
+        _show(record, log)
+    code = CODES[record["verdict"]]
+    return 1 if record.get("control", {}).get("off") else code
+
+
+def _paired(
+    ours: dict[tuple[int, ...], list[Any]], log: Log, controls: dict[Any, list[Any]], alpha: float
+) -> dict[str, Any]:
+    """Return the paired test of both arms: the n-th answers to a prompt are a pair."""
+    pairs = [both for prompt, own in ours.items()
+             for both in zip(own, controls.get(prompt, ()), strict=False)]  # fmt: skip
+    if not pairs:
+        raise ValueError("--control: must answer prompts of ANSWERS.jsonl; got none of them")
+    logs = paired(*np.array(pairs).transpose(1, 0, 2))
+    top = float(logs.max())
+    return {"pairs": len(pairs), "log_evidence": float(logs[-1]), "largest_log_evidence": top,
+            "off": top >= -math.log(alpha), "left_out": log.left_out}  # fmt: skip
+
+
+def _record(log: Log, table: Any) -> dict[str, Any]:
+    """Return all that is printed."""
+    seen, needed = log.evidence, log.evidence.needed()
+    order = np.argsort(-seen.own, kind="stable")
+    lines = [
+        {
+            "alternative": table[at].name, "log_evidence": float(seen.own[at]),
+            "nats_per_token": float(seen.growth[at]) / max(seen.tokens, 1),
+            "more_tokens": float(needed[at]), "says": table[at].says, "thread": table[at].thread,
+        }
+        for at in order
+    ]  # fmt: skip
+    return {
+        "verdict": seen.verdict, "answers": seen.answers, "tokens": seen.tokens,
+        "log_evidence": seen.log, "largest_log_evidence": seen.top, "limit": seen.limit,
+        "off": seen.off, "impossible": seen.impossible, "alpha": seen.alpha, "slack": seen.slack,
+        "nats_at_least": max(seen.nats.bound(seen.alpha), 0.0), "alternatives": lines,
+        "left_out": log.left_out, "skipped": log.skipped, "empty": log.empty,
+        "encoded": log.encoded, "unfinished": log.unfinished, "claim": log.setting["claim"],
+    }  # fmt: skip
+
+
+def _show(record: dict[str, Any], log: Log) -> None:
+    for line, reason in record["left_out"]:
+        print(f"line {line} is left out: {reason}", file=sys.stderr)
+    if (more := record["skipped"] - len(record["left_out"])) > 0:
+        print(f"{more} more lines are left out", file=sys.stderr)
+    if record["unfinished"]:
+        print("the last line is not whole yet and is read later", file=sys.stderr)
+    where, alpha = record["off"], record["alpha"]
+    print(f"{WORDS[record['verdict']]}: {record['tokens']} tokens of {record['answers']} answers")
+    if (odd := record["impossible"]) is not None:
+        print(f"line {odd['line']}, token {odd['token']} (id {odd['id']}) is one that the claim "
+              f"never emits: {odd['why']}; proof, if the target's rows are right to {EDGE:g} nats")  # fmt: skip
+    print(f"evidence {_big(record['log_evidence'])}, at most {_big(record['largest_log_evidence'])} "
+          f"so far; a healthy engine ever reaches {1 / alpha:g} with probability {alpha:g} at most")  # fmt: skip
+    if where is not None:
+        print(f"it passed {1 / alpha:g} in line {where['line']}, after {where['tokens']} tokens")
+    if record["answers"]:
+        print()
+        _table(record, log.evidence)
+        print(f"\nthe engine is at least {record['nats_at_least']:.4f} nats a token off the claim "
+              f"on average ({100 * (1 - alpha):g} %, whenever this is read)")  # fmt: skip
+    if record["encoded"]:
+        print(f"{record['encoded']} answers had no token_ids and were encoded from their text: the "
+              "end token, and tokens that the engine split otherwise, are lost; this evidence is "
+              "no guarantee")  # fmt: skip
+    if (control := record.get("control")) is not None:
+        verdict = "another law than" if control["off"] else "nothing against the law of"
+        print(f"{control['pairs']} pairs with the control arm: {verdict} the same engine without "
+              f"speculation (evidence {_big(control['largest_log_evidence'])} at most)")  # fmt: skip
+
+
+def _table(record: dict[str, Any], seen: Evidence) -> None:
+    """Print the likeliest alternatives, and those that this many tokens would have shown."""
+    cells = [
+        [own["alternative"], _big(own["log_evidence"]), f"{own['nats_per_token']:.4f}",
+         _count(own["more_tokens"])]
+        for own in record["alternatives"][:SHOWN]
+    ]  # fmt: skip
+    print_table(["alternative", "evidence", "nats a token", "more tokens show it"], cells, (0,))
+    if record["verdict"] != "off":
+        return
+    first = record["alternatives"][0]
+    thread = f" ({first['thread']})" if first["thread"] else ""
+    print(f"likeliest: {first['says']}{thread}; another fault may look the same")
+
+
+def _count(tokens: float) -> str:
+    if tokens == 0:
+        return "shown"
+    return f"{math.ceil(tokens)}" if tokens < 1e9 else "–"
+
+
+def _big(log: float) -> str:
+    """Return e^log, whatever its size."""
+    power = log / math.log(10)
+    return f"{math.exp(log):.3g}" if abs(power) < 6 else f"1e{power:+.0f}"
+
+
+def _draw(path: str, seen: Evidence) -> None:
+    """Draw the evidence, and that of the alternatives with most of it, against the tokens."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    curve = np.array([[0.0] * (2 + len(seen.names)), *seen.curve]) / np.array(
+        [1.0] + [math.log(10)] * (1 + len(seen.names))
+    )
+    with matplotlib.rc_context(settings()):
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        axes = figure.subplots()
+        for number, at in enumerate(np.argsort(-seen.own, kind="stable")[:3]):
+            look: Any = {"color": COLOURS[number], "lw": 1, "label": seen.names[at]}
+            axes.plot(curve[:, 0], curve[:, 2 + at], **look)
+        axes.plot(curve[:, 0], curve[:, 1], color=INK, lw=2, label="evidence: mean of all")
+        axes.axhline(seen.limit / math.log(10), color=INK, ls=":", lw=1)
+        axes.set_ylim(bottom=max(curve[:, 1].min() - 1, -6))
+        axes.set_xlabel("tokens read")
+        axes.set_ylabel("evidence, powers of 10")
+        axes.legend(frameon=False, fontsize=7.5)
+        write_picture(path, figure)

@@ -1,0 +1,1 @@
+"""Is what an engine writes the law that it claims? Evidence that may be read at any time."""

@@ -1,0 +1,448 @@
+"""What else an engine might emit: one table of laws of the next token, a line each.
+
+A law is a function of what stood before the token: the target's row, the text so far, the settings
+that were claimed, and with a draft the draft's row. None of them has to be the engine's: whichever
+is nearest to it gathers evidence fastest, and says by its name what to look for.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.base import defaults
+from cactus_theory.decoding.truncation import WHOLE, Cuts
+from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies._policy import one_hot
+
+# share of the claim in every alternative: none is refuted by one token that it never emits
+SHARE = 1e-3
+# share of its uncut probability at which a token enters that the claim never emits
+UNCLAIMED = 1e-3
+# nats, of a logit or of the log-odds of a mass, by which kernels may move a token across a cut;
+# a token farther out than this is proof
+EDGE = 0.5
+# most entries of the rows that are read at once
+ENTRIES = 1 << 21
+
+Law = Float[Tensor, "rows vocab"]
+Ids = Int[Tensor, "*some"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The settings that an answer is said to have: temperature, cuts, policy."""
+
+    temperature: float = defaults.TEMPERATURE
+    cuts: Cuts = WHOLE
+    policy: str = defaults.POLICY
+
+    def __post_init__(self) -> None:
+        check.finite("temperature", self.temperature, 0)
+
+    @property
+    def rule(self) -> Policy | None:
+        """Return the policy, None where tokens are claimed to be the target's."""
+        lossless = self.policy in (defaults.POLICY, "plain")
+        return None if lossless else read_policy(self.policy)
+
+
+class Rows:
+    """Consecutive places of one answer: all that laws of their tokens may depend on.
+
+    Attributes
+    ----------
+    logits : (n, V) of the target, float64, before the temperature and cuts.
+    claim : what the engine is said to do.
+    prompt, before : ids of the prompt, and those of the answer before the last place.
+    p : (n, V) of the draft, after temperature and cuts; None without a draft.
+    raw_p : the draft's at temperature 1, without cuts.
+    late : (1, V) logits of the place before the first one, which the first token has none of.
+    """
+
+    def __init__(
+        self,
+        logits: Law,
+        claim: Claim,
+        prompt: Ids,
+        before: Ids,
+        draft_logits: Law | None = None,
+        greedy: bool = False,
+        late: Law | None = None,
+    ) -> None:
+        self.logits, self.claim, self.prompt, self.before = logits.double(), claim, prompt, before
+        self.p = self.raw_p = None
+        if draft_logits is not None:
+            scores, cuts = draft_logits.double(), claim.cuts
+            heat = claim.temperature or 1.0
+            own = cut(scores.div(heat).softmax(-1), cuts.draft_top_k or 0, cuts.draft_top_p or 1.0)
+            self.p = one_hot(scores.argmax(-1), scores) if greedy else own
+            self.raw_p = self.p if greedy else scores.softmax(-1)
+        self.late = self.logits[:1] if late is None else late.double()
+
+    @cached_property
+    def whole(self) -> Law:
+        """Return the target's rows at the claimed temperature, uncut."""
+        return self.logits.div(self.claim.temperature).softmax(-1)
+
+    @cached_property
+    def q(self) -> Law:
+        """Return the target's rows as claimed."""
+        return self.cut()
+
+    @cached_property
+    def h(self) -> Law:
+        """Return the claimed law of tokens that were drafted."""
+        return self.emitted(self.q)
+
+    @cached_property
+    def order(self) -> Int[Tensor, "rows vocab"]:
+        """Return the tokens of each row, the likeliest first."""
+        return self.logits.argsort(-1, descending=True)
+
+    def cut(
+        self,
+        heat: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+    ) -> Law:
+        """Return rows as claimed but for what is given."""
+        claim = self.claim
+        heat = claim.temperature if heat is None else heat
+        probs = self.whole if heat == claim.temperature else self.logits.div(heat).softmax(-1)
+        top_k = claim.cuts.top_k if top_k is None else top_k
+        return cut(probs, top_k, claim.cuts.top_p if top_p is None else top_p, self)
+
+    def emitted(self, q: Law) -> Law:
+        """Return what the claimed policy emits about a target row."""
+        rule = self.claim.rule
+        return q if rule is None or self.p is None else rule.emitted(q, self.p)
+
+    @cached_property
+    def counts(self) -> Law:
+        """Return how often each token stands in the answer before each place."""
+        first = len(self.before) - len(self.logits) + 1
+        counts = torch.zeros_like(self.logits)
+        counts[0] = torch.bincount(self.before[:first], minlength=counts.shape[-1])
+        for place in range(1, len(counts)):
+            counts[place] = counts[place - 1]
+            counts[place, self.before[first + place - 1]] += 1
+        return counts
+
+    @cached_property
+    def prompted(self) -> Float[Tensor, "vocab"]:
+        """Return how often each token stands in the prompt."""
+        return torch.bincount(self.prompt, minlength=self.logits.shape[-1]).double()
+
+
+def cut(probs: Law, top_k: int, top_p: float, rows: Rows | None = None) -> Law:
+    """Return rows cut to the likeliest k (0: all; ties stay), then to the nucleus of p.
+
+    ``rows`` have the order of the tokens where it is the target's.
+    """
+    if not top_k and top_p >= 1:
+        return probs
+    order = probs.argsort(-1, descending=True) if rows is None else rows.order
+    falling = probs.gather(-1, order)
+    if 0 < top_k < falling.shape[-1]:
+        falling = torch.where(falling >= falling[:, top_k - 1 : top_k], falling, 0.0)
+        falling = falling / falling.sum(-1, keepdim=True)
+    if top_p < 1:
+        falling = torch.where(falling.cumsum(-1) - falling < top_p, falling, 0.0)
+    falling = falling / falling.sum(-1, keepdim=True)
+    return torch.zeros_like(probs).scatter_(-1, order, falling)
+
+
+def blend(share: float, other: Callable[[Rows], Law]) -> Callable[[Rows], Law]:
+    """Return the law that is ``other`` for a share of the tokens, else the claim."""
+    return lambda rows: (1 - share) * rows.h + share * other(rows)
+
+
+def _heated(rows: Rows, heat: Callable[[float], float]) -> Law:
+    return rows.emitted(rows.cut(heat(rows.claim.temperature)))
+
+
+def _nucleus_first(rows: Rows) -> Law:
+    cuts = rows.claim.cuts
+    return rows.emitted(cut(cut(rows.whole, 0, cuts.top_p, rows), cuts.top_k, 1.0, rows))
+
+
+def _cut_cold(rows: Rows) -> Law:
+    """Cut before the temperature."""
+    claim, raw = rows.claim, rows.logits.softmax(-1)
+    kept = cut(raw, claim.cuts.top_k, claim.cuts.top_p, rows) > 0
+    scores = rows.logits.masked_fill(~kept, -torch.inf)
+    return rows.emitted(scores.div(claim.temperature).softmax(-1))
+
+
+def _further(rows: Rows, top_k: int, top_p: float) -> Law:
+    return rows.emitted(cut(rows.q, top_k, top_p, rows))
+
+
+def _above(rows: Rows, share: float) -> Law:
+    kept = torch.where(rows.q >= share * rows.q.amax(-1, keepdim=True), rows.q, 0.0)
+    return rows.emitted(kept / kept.sum(-1, keepdim=True))
+
+
+def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: float = 0) -> Law:
+    scores = rows.logits
+    if repeated != 1:
+        harder = torch.where(scores > 0, scores / repeated, scores * repeated)
+        scores = torch.where(rows.counts + rows.prompted > 0, harder, scores)
+    else:
+        scores = scores - present * (rows.counts > 0) - frequent * rows.counts
+    claim = rows.claim
+    probs = scores.div(claim.temperature).softmax(-1)
+    return rows.emitted(cut(probs, claim.cuts.top_k, claim.cuts.top_p))
+
+
+def _tail(rows: Rows, factor: float) -> Law:
+    """Tokens below a tenth of the likeliest one's probability, so many times as likely."""
+    low = rows.q < 0.1 * rows.q.amax(-1, keepdim=True)
+    moved = torch.where(low, factor * rows.q, rows.q)
+    return rows.emitted(moved / moved.sum(-1, keepdim=True))
+
+
+def _likeliest(rows: Rows) -> Law:
+    return one_hot(rows.q.argmax(-1), rows.q)
+
+
+def _uniform(rows: Rows) -> Law:
+    return torch.full_like(rows.q, 1 / rows.q.shape[-1])
+
+
+def _of_prompt(rows: Rows) -> Law:
+    return (rows.prompted / rows.prompted.sum()).expand_as(rows.q)
+
+
+def _row_before(rows: Rows) -> Law:
+    logits = torch.cat([rows.late, rows.logits[:-1]])
+    cuts = rows.claim.cuts
+    return cut(logits.div(rows.claim.temperature).softmax(-1), cuts.top_k, cuts.top_p)
+
+
+def _policy(spec: str) -> Callable[[Rows], Law]:
+    return lambda rows: read_policy(spec).emitted(rows.q, rows.p)  # type: ignore[arg-type]
+
+
+def _from_target(rows: Rows) -> Law:
+    q, p = rows.q, rows.p
+    assert p is not None
+    kept = torch.minimum(q, p)
+    return kept + (1 - kept.sum(-1, keepdim=True)) * q
+
+
+def _without_rejected(rows: Rows) -> Law:
+    """Σ over rejected n of (p − q)₊(n) q(x)/(1 − q(n)), x ≠ n, beside what is accepted."""
+    q, p = rows.q, rows.p
+    assert p is not None
+    lost = (p - q).clamp(min=0.0) / (1 - q).clamp(min=1e-300)
+    return torch.minimum(q, p) + q * (lost.sum(-1, keepdim=True) - lost)
+
+
+def _coin_twice(rows: Rows) -> Law:
+    r"""The residual is drawn with the number that rejected: from its part above q(n)/p(n).
+
+    Of x between :math:`F(x^-)` and F(x) of the residual's distribution function it takes
+    :math:`G(F(x)) - G(F(x^-))` with :math:`G(u) = Σ_n p_n (u - a_n)_+`, a the acceptance.
+    """
+    q, p = rows.q, rows.p
+    assert p is not None
+    rest = (q - p).clamp(min=0.0)
+    total = rest.sum(-1, keepdim=True)
+    ends = (rest / total.clamp(min=1e-300)).cumsum(-1).clamp(max=1.0)
+    accept = torch.where(p > 0, q / p.clamp(min=1e-300), 1.0).clamp(max=1.0)
+    rising, order = accept.sort(-1)
+    mass = p.gather(-1, order)
+    below = torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
+    moment = torch.nn.functional.pad((mass * rising).cumsum(-1), (1, 0))
+
+    def area(u: Tensor) -> Tensor:
+        at = torch.searchsorted(rising, u)
+        return u * below.gather(-1, at) - moment.gather(-1, at)
+
+    parts = area(ends) - area(torch.nn.functional.pad(ends[:, :-1], (1, 0)))
+    law = torch.minimum(q, p) + parts.clamp(min=0.0)
+    return torch.where(total > 0, law / law.sum(-1, keepdim=True), q)
+
+
+def _misreported(rows: Rows, sampled: Law, reported: Law) -> Law:
+    """Drafts come from one law and are judged by another, which is reported."""
+    accept = torch.where(reported > 0, rows.q / reported.clamp(min=1e-300), 1.0).clamp(max=1.0)
+    kept = sampled * accept
+    rest = (rows.q - reported).clamp(min=0.0)
+    total = rest.sum(-1, keepdim=True)
+    rest = torch.where(total > 0, rest / total.clamp(min=1e-300), rows.q)
+    return kept + (1 - kept.sum(-1, keepdim=True)).clamp(min=0.0) * rest
+
+
+def _deferred(rows: Rows) -> Law:
+    """FLy where a row's three likeliest have −Σ q ln q ≥ 0.3: whatever is drafted stays."""
+    assert rows.p is not None
+    first = rows.q.topk(min(3, rows.q.shape[-1])).values
+    open_ = torch.special.entr(first).sum(-1, keepdim=True) >= 0.3
+    kept = torch.where(rows.q > 0, rows.p, 0.0)
+    kept = kept + (1 - kept.sum(-1, keepdim=True)) * rows.q
+    return torch.where(open_, kept, rows.q)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another law, by name, and what an engine with this law does."""
+
+    name: str
+    law: Callable[[Rows], Law]
+    says: str
+    thread: str = ""  # an issue that reports it
+
+
+OF_TARGET = (
+    *(Alternative(f"temperature x {by:g}", partial(_heated, heat=lambda t, by=by: by * t),
+                  f"the target is sampled at {by:g} times the temperature")
+      for by in (0.5, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 1.5)),
+    Alternative("temperature 1", partial(_heated, heat=lambda t: 1.0),
+                "the temperature is not applied", "vllm-project/vllm#42744"),
+    Alternative("temperature twice", partial(_heated, heat=lambda t: t * t),
+                "the temperature is applied twice"),
+    Alternative("no top-k", lambda rows: rows.emitted(rows.cut(top_k=0)), "top-k is not applied"),
+    Alternative("no top-p", lambda rows: rows.emitted(rows.cut(top_p=1.0)), "top-p is not applied"),
+    Alternative("top-p twice", lambda rows: _further(rows, 0, rows.claim.cuts.top_p),
+                "top-p is applied to what top-p left"),
+    Alternative("top-p before top-k", _nucleus_first, "top-p cuts before top-k does"),
+    Alternative("cuts before temperature", _cut_cold, "rows are cut before their temperature"),
+    *(Alternative(f"top-k {k} not told", partial(_further, top_k=k, top_p=1.0),
+                  f"rows are cut to {k} tokens beyond what was claimed", "vllm-project/vllm#42802")
+      for k in (20, 50)),
+    *(Alternative(f"top-p {p:g} not told", partial(_further, top_k=0, top_p=p),
+                  f"rows are cut to {p:g} of their mass beyond what was claimed",
+                  "vllm-project/vllm#56724") for p in (0.8, 0.9, 0.95)),
+    Alternative("min-p 0.05 not told", partial(_above, share=0.05),
+                "tokens below 0.05 of the likeliest one's probability are cut"),
+    *(Alternative(f"argmax for {share:.0%}", blend(share, _likeliest),
+                  f"{share:.0%} of the tokens are the likeliest one") for share in (0.05, 0.2)),
+    *(Alternative(f"uniform for {share:.1%}", blend(share, _uniform),
+                  f"{share:.1%} of the tokens are drawn from the whole vocabulary alike")
+      for share in (0.002, 0.02)),
+    *(Alternative(f"prompt for {share:.0%}", blend(share, _of_prompt),
+                  f"{share:.0%} of the tokens are copied from anywhere in the prompt")
+      for share in (0.01, 0.05)),
+    *(Alternative(f"repetition penalty {by:g}", partial(_penalised, repeated=by),
+                  "a repetition penalty that was not claimed") for by in (1.05, 1.2)),
+    Alternative("presence penalty 0.5", partial(_penalised, present=0.5),
+                "a presence penalty that was not claimed"),
+    Alternative("frequency penalty 0.5", partial(_penalised, frequent=0.5),
+                "a frequency penalty that was not claimed"),
+    Alternative("tail raised", partial(_tail, factor=1.5),
+                "unlikely tokens are half as likely again, as after coarse rounding"),
+    Alternative("tail lowered", partial(_tail, factor=0.5), "unlikely tokens are half as likely"),
+    Alternative("row before for 20%", blend(0.2, _row_before),
+                "a fifth of the tokens are drawn from the row of the token before",
+                "NVIDIA/TensorRT-LLM#15098"),
+)  # fmt: skip
+
+OF_DRAFT = (
+    *(Alternative(spec, _policy(spec), f"drafts are verified by the policy {spec}")
+      for spec in ("band:price=2", "band:price=1", "band:price=0.5", "band:price=0.2",
+                   "lenience:lenience=0.7", "lenience:lenience=0.3", "cactus:delta=0.1",
+                   "cactus:delta=1", "mixture:alpha=0.05", "mixture:alpha=0.2")),
+    Alternative("fly", blend(0.3, _deferred),
+                "rejections at open places are overridden, as by FLy, three in ten of them"),
+    Alternative("drafts kept", blend(0.5, lambda rows: rows.p),  # type: ignore
+                "every second token is the draft's, unverified", "vllm-project/vllm-ascend#13730"),
+    Alternative("recovered from the target", _from_target,
+                "recovered tokens are drawn from the target's whole row"),
+    Alternative("recovered without subtraction", _without_rejected,
+                "recovered tokens are drawn from the target's row without the rejected token"),
+    Alternative("coin used twice", _coin_twice,
+                "recovered tokens are drawn with the number that rejected the drafted one"),
+    Alternative("draft's law before temperature",
+                lambda rows: _misreported(rows, rows.p, rows.raw_p),  # type: ignore
+                "the draft samples after its temperature and cuts and reports its law before them",
+                "huggingface/transformers#47932"),
+    Alternative("draft's law before top-k 50",
+                lambda rows: _misreported(rows, cut(rows.p, 50, 1.0), rows.p),  # type: ignore
+                "the draft samples from its 50 likeliest tokens and reports them all",
+                "huggingface/transformers#47932"),
+)  # fmt: skip
+
+
+def alternatives(drafted: bool) -> tuple[Alternative, ...]:
+    """Return the table: what can be said of the target's rows alone, with a draft more."""
+    return OF_TARGET + (OF_DRAFT if drafted else ())
+
+
+def log_factors(
+    rows: Rows, token_ids: Ids, table: Iterable[Alternative], looked_at: slice = slice(None)
+) -> tuple[Float[Tensor, "n k M"], Float[Tensor, "M"], list[tuple[int, str]]]:
+    """Return ln r(x)/h(x) of tokens x (n, k), sums of KL(r‖h), and what is never emitted.
+
+    The sums are over the rows ``looked_at``: they foretell and prove nothing, and take as long as
+    the laws.
+
+    Where the claim is a policy's, an undrafted token has the target's law, so that the larger of
+    both stands for h. A token is impossible, and returned by its place and why, if it lies beyond
+    the claimed cut by more than EDGE: at temperature 0 below the largest logit, of top-k below the
+    k-th, of top-p in the log-odds of the mass above it. One that is beyond the cut, but not as
+    far, counts as if it were in.
+    """
+    at, table = token_ids, tuple(table)
+    if rows.claim.temperature == 0:
+        behind = rows.logits.amax(-1, keepdim=True) - rows.logits.gather(-1, at)
+        outside = [(place, f"{float(behind[place, draw]):.3g} nats below the likeliest token")
+                   for place, draw in (behind > EDGE).nonzero().tolist()]  # fmt: skip
+        none = rows.logits.new_zeros(*at.shape, len(table))
+        return none, none[0, 0], outside
+    claimed = rows.h
+    if (rule := rows.claim.rule) is not None:
+        claimed = torch.maximum(claimed, rule.undrafted(rows.q))
+    outside, near = _outside(rows, at, claimed)
+    uncut, of_token = rows.whole.gather(-1, at), claimed.gather(-1, at)
+    beyond = of_token <= 0
+    if bool(beyond.any()):
+        mass = torch.where(rows.q > 0, rows.whole, 0.0).sum(-1, keepdim=True)
+        of_token = torch.where(beyond, uncut * torch.where(near, 1 / mass, UNCLAIMED), of_token)
+    of_token = of_token.clamp(min=1e-300)
+    floor = torch.maximum(claimed, UNCLAIMED * rows.whole)[looked_at].clamp_(min=1e-300)
+    factors = rows.logits.new_zeros(*at.shape, len(table))
+    growth = rows.logits.new_zeros(len(table))
+    for number, other in enumerate(table):
+        if (law := other.law(rows)) is claimed:
+            continue
+        ratio = law.gather(-1, at) / of_token
+        own = torch.where(beyond, 0.0, SHARE) + (1 - SHARE) * ratio
+        # of a token that neither emits there is no evidence for either
+        factors[..., number] = torch.where(beyond & (ratio == 0), 1.0, own).log_()
+        some = law[looked_at]
+        growth[number] = (some * some.div(floor).mul_(1 - SHARE).add_(SHARE).log_()).sum()
+    return factors, growth, outside
+
+
+def _outside(
+    rows: Rows, at: Ids, claimed: Law
+) -> tuple[list[tuple[int, str]], Bool[Tensor, "n k"]]:
+    """Return the places of impossible tokens, and which tokens lie beyond the cut but near it."""
+    lacks, cuts, heat = claimed.gather(-1, at) <= 0, rows.claim.cuts, rows.claim.temperature
+    near, found = torch.zeros_like(lacks), list[tuple[int, str]]()
+    for place, draw in lacks.nonzero().tolist():
+        scores, token = rows.logits[place] / heat, int(at[place, draw])
+        own, reason = scores[token], ""
+        if 0 < cuts.top_k < len(scores):
+            last = scores.topk(cuts.top_k).values[-1]
+            if (behind := float(last - own)) > EDGE:
+                reason = f"{behind:.3g} nats below the {cuts.top_k} likeliest tokens"
+            scores = scores.masked_fill(scores < last, -torch.inf)
+        if cuts.top_p < 1 and not reason:
+            above = float(scores.softmax(-1)[scores > own + EDGE].sum())
+            odds = math.log(above / max(1 - above, 1e-300)) if above > 0 else -math.inf
+            if odds - math.log(cuts.top_p / (1 - cuts.top_p)) > EDGE:
+                reason = f"{above:.4g} of the mass is above it, top-p is {cuts.top_p:g}"
+        if float(rows.whole[place, token]) == 0:
+            reason = "the target's probability of it is 0"
+        near[place, draw] = not reason and rows.claim.rule is None
+        found += [(place, reason)] * bool(reason)
+    return found, near

@@ -1,0 +1,298 @@
+"""Answers of an engine, a JSON line each, and the rows that models give along them."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cactus_theory.base.files import first_line, read_marked, write_marked
+from cactus_theory.base.prompts import Prompt, Rendering
+from cactus_theory.decoding._sampling import Warp
+from cactus_theory.decoding._text import Texts, fitted
+from cactus_theory.decoding.drafters import Eagle3Drafter, as_drafter
+from cactus_theory.decoding.drafters._base import DraftContext
+from cactus_theory.decoding.drafters.model import ModelDrafter
+from cactus_theory.decoding.drafters.own_weights import OwnWeights
+from cactus_theory.decoding.load import Pair
+from cactus_theory.decoding.models import CachedModel, longest_text, text_config
+from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.served.alternatives import ENTRIES, Alternative, Claim, Rows, log_factors
+from cactus_theory.served.evidence import Evidence
+
+FORMAT, VERSION = "cactus-theory served", 1
+# sampling parameters that change the law and that no claim here has, and values that change nothing
+OTHERS = {"min_p": 0, "typical_p": 1, "repetition_penalty": 1, "presence_penalty": 0,
+          "frequency_penalty": 0, "no_repeat_ngram_size": 0, "min_tokens": 0, "logit_bias": None,
+          "bad_words": None, "allowed_token_ids": None, "structured_outputs": None}  # fmt: skip
+# rows between two whose divergences are added up, to foretell how many tokens show what
+APART = 8
+# lines left out that are named, and seconds between two writes of the state
+NAMED, SECONDS = 20, 5.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The ids of a prompt and of its answer, and what is claimed of them.
+
+    ``encoded`` says that the answer's ids are a tokenizer's, from a text.
+    """
+
+    line: int
+    prompt: list[int]
+    token_ids: list[int]
+    claim: Claim
+    encoded: bool = False
+
+
+def read_answer(
+    line: int, text: bytes, claim: Claim, tokenizer: Any, vocab: int, rendering: Rendering
+) -> Answer:
+    """Return the answer of a line; ValueError, which says why, for one that cannot be counted.
+
+    ``claim`` is of lines that do not say it.
+    """
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"must be JSON; {first_line(error)}") from None
+    if not isinstance(record, Mapping):
+        raise ValueError(f"must be a JSON object; got {type(record).__name__}")
+    record = {name: value for name, value in record.items() if value is not None}
+    for name, neutral in OTHERS.items():
+        if (value := record.get(name)) and value != neutral:
+            raise ValueError(f"{name} {value!r:.20} changes the law and is not followed here")
+    cuts = {name: record[name] for name in ("top_k", "top_p") if name in record}
+    if cuts.get("top_k") == -1:  # engines' word for no cut
+        cuts["top_k"] = 0
+    if cuts:
+        drafted = {f"draft_{name}": None for name in cuts}
+        cuts = {"cuts": replace(claim.cuts, **cuts | drafted)}
+    told = {name: record[name] for name in ("temperature", "policy") if name in record}
+    claim = replace(claim, **told | cuts)
+    encoded = "token_ids" not in record
+    if encoded:
+        answer = _text(record, "text")
+        ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        if tokenizer.decode(ids, clean_up_tokenization_spaces=False) != answer:
+            raise ValueError("its text is another one after it was encoded")
+    else:
+        ids = _ids(record, "token_ids", vocab)
+    if "prompt_token_ids" in record:
+        prompt = _ids(record, "prompt_token_ids", vocab)
+    else:
+        prompt = rendering.ids(Prompt(_text(record, "prompt"), place="it"), tokenizer)
+    if not prompt:
+        raise ValueError("prompt_token_ids must hold a token")
+    return Answer(line, prompt, ids, claim, encoded)
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
+    if not isinstance(value := record.get(name), str):
+        ids = "token_ids" if name == "text" else "prompt_token_ids"
+        raise ValueError(f"must hold {ids}, or a text under {name!r}")
+    return value
+
+
+def _ids(record: Mapping[str, Any], name: str, vocab: int) -> list[int]:
+    ids = record[name]
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ValueError(f"{name} must be a list of token ids; got {ids!r:.40}")
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise ValueError(f"{name} must be ids below {vocab}, those of the target; got {token}")
+    return ids
+
+
+class Reader:
+    """The models, which give the rows along an answer; greedy drafts are one-hot rows.
+
+    Raises
+    ------
+    ValueError
+        A draft that is neither a model nor an EAGLE-3 head: its rows depend on more than the text.
+    """
+
+    def __init__(self, pair: Pair, greedy: bool, table: tuple[Alternative, ...]) -> None:
+        self.target, self.greedy, self.table = pair.target, greedy, table
+        self.vocab = text_config(pair.target).vocab_size
+        self.longest = longest_text(pair.target)
+        self.drafter = None if pair.draft is None else as_drafter(pair.draft)
+        if isinstance(self.drafter, OwnWeights):
+            self.drafter = ModelDrafter(self.drafter.of(pair.target))
+        if not isinstance(self.drafter, ModelDrafter | Eagle3Drafter | None):
+            raise ValueError(
+                "--draft: must be a model, a part of the target or a head, with rows; "
+                f"got {type(self.drafter).__name__}"
+            )
+
+    @torch.inference_mode()
+    def factors(self, answer: Answer) -> tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]:
+        """Return ln r/h (n, M), sums of divergences (M,), and places that are never emitted."""
+        ids = torch.tensor(answer.prompt + answer.token_ids, device=self.target.device)
+        prompt, factors, growth, outside, late = ids[: len(answer.prompt)], [], 0.0, [], None
+        for start, logits, draft in self._chunks(ids, len(prompt)):
+            stop = start + len(logits)
+            before = ids[len(prompt) : stop - 1]
+            rows = Rows(logits, answer.claim, prompt, before, draft, self.greedy, late)
+            some = slice((len(prompt) - start) % APART, None, APART)
+            own, sums, found = log_factors(rows, ids[start:stop, None], self.table, some)
+            count = len(range(*some.indices(len(logits))))
+            growth = growth + sums.cpu().numpy() * (len(logits) / max(count, 1))
+            outside += [(place + start - len(prompt), reason) for place, reason in found]
+            factors.append(own[:, 0].cpu().numpy())
+            late = logits[-1:]
+        return np.concatenate(factors), np.asarray(growth), outside
+
+    def _chunks(self, ids: Tensor, first: int) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """Yield where rows start, and the logits of both models there, a few rows at a time.
+
+        Each model reads the text once, over a cache.
+        """
+        size, fed = max(1, ENTRIES // self.vocab), len(ids) - 1
+        reads = () if self.drafter is None else self.drafter.reads(self.target)
+        target = CachedModel(self.target, fed, reads=reads)
+        draft = head = None
+        if isinstance(self.drafter, ModelDrafter):
+            draft = CachedModel(self.drafter.model, fed, drafts=True)
+        elif self.drafter is not None:
+            texts = Texts([ids.tolist()], 1, frozenset(), ids.device)
+            warp, clock = Warp(1.0), Stopwatch()
+            context = DraftContext(self.target, texts, warp, clock, 1, features=target)
+            head, kept = self.drafter.begin(context), None
+        for start in range(first, len(ids), size):
+            stop, since = min(start + size, len(ids)), 0 if start == first else start - 1
+            new, keep = ids[None, since : stop - 1], [stop - start]
+            counts = [new.shape[1]]
+            logits = target.feed(new, counts, keep)[0]
+            scores = None
+            if draft is not None:
+                scores = fitted(draft.feed(new, counts, keep)[0], self.vocab)
+            elif head is not None:  # its last row is of the next chunk's first token
+                units, counts = head.fresh([1])
+                states = head.run(units, counts)
+                head.cache.extend(counts)
+                found = head.logits(states[:, -(stop - start + (kept is None)) :])[0]
+                found = found if kept is None else torch.cat([kept, found])
+                kept = found[-1:].clone()
+                # a prompt of one token has no state before it: nothing is drafted there
+                scores = torch.cat([logits[: len(logits) + 1 - len(found)], found[:-1]])
+            yield start, logits.clone(), scores
+
+
+@dataclass
+class Log:
+    """A file of answers, read as far as it is written, and the evidence of what was read.
+
+    Attributes
+    ----------
+    setting : all that decides the numbers beside the file; a state of another one is refused.
+    read, sha256, lines : bytes and lines that were read, and a digest of these bytes.
+    left_out : line and reason of lines that do not count, NAMED of them; ``skipped`` is how many.
+    empty, encoded : answers without a token, and answers whose tokens are a tokenizer's.
+    unfinished : whether the last line ends in the middle; it is read when it is whole.
+    """
+
+    setting: dict[str, Any]
+    evidence: Evidence
+    read: int = 0
+    sha256: str = ""
+    lines: int = 0
+    left_out: list[tuple[int, str]] = field(default_factory=list)
+    skipped: int = 0
+    empty: int = 0
+    encoded: int = 0
+    unfinished: bool = False
+
+    @classmethod
+    def opened(cls, state: str | Path | None, setting: dict[str, Any], evidence: Evidence) -> "Log":
+        """Return the log that a state file holds, else a new one.
+
+        OSError, ValueError for a state that cannot be read or is of another setting.
+        """
+        if state is None or not Path(state).exists():
+            return cls(setting, evidence)
+        content = read_marked(Path(state), FORMAT, VERSION)
+        try:
+            kept = {name: content[name] for name in cls.__dataclass_fields__}
+            kept["evidence"] = Evidence(**kept["evidence"])
+            log = cls(**kept)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"--state: must be whole; {first_line(error)} in {state}") from None
+        for name, value in setting.items():
+            if log.setting.get(name) != value:
+                raise ValueError(
+                    f"--state: must be of the same {name.replace('_', ' ')}, as evidence adds up "
+                    f"only then; got {log.setting.get(name)!r:.60} in {state}, now {value!r:.60}"
+                )
+        return log
+
+    def save(self, state: str | Path | None) -> None:
+        """Write the state, all of it or nothing."""
+        if state is not None:
+            content = vars(self) | {"evidence": self.evidence.content()}
+            write_marked(Path(state), FORMAT, VERSION, content)
+
+    def go_on(
+        self, path: str | Path, read: Any, reader: Reader, state: str | Path | None, progress: Any
+    ) -> Iterator[tuple[Answer, np.ndarray]]:
+        """Read the lines that are new; yield each answer with ln r/h of its tokens.
+
+        ``read(line, text)`` returns an answer or raises ValueError. ValueError for a file whose
+        beginning is not what the state has read.
+        """
+        content = Path(path).read_bytes()
+        seen = hashlib.sha256(content[: self.read])
+        if self.read and seen.hexdigest() != self.sha256:
+            raise ValueError(f"--state: {path} must begin with the {self.lines} lines that were "
+                             "read; they have changed")  # fmt: skip
+        last, self.unfinished = time.monotonic(), False
+        *whole, rest = content[self.read :].split(b"\n")
+        for text, end in [*((own, b"\n") for own in whole), (rest, b"")]:
+            number = self.lines + 1
+            if not end and not text.strip():
+                break
+            try:
+                answer = read(number, text) if text.strip() else None
+            except ValueError as error:
+                if not end and str(error).startswith("must be JSON"):
+                    self.unfinished = True
+                    break
+                answer = self._leave(number, str(error))
+            if answer is not None and not answer.token_ids:
+                self.empty, answer = self.empty + 1, self._leave(number, "its answer is empty")
+            longest = reader.longest
+            if answer is not None and longest and len(answer.prompt + answer.token_ids) > longest:
+                answer = self._leave(number, f"it is longer than the model's {longest} positions")
+            if answer is not None:
+                factors = self._count(answer, reader)
+                yield answer, factors
+            seen.update(text + end)
+            self.read, self.lines = self.read + len(text + end), number
+            self.sha256 = seen.hexdigest()
+            progress(self.read)
+            if time.monotonic() - last > SECONDS:
+                self.save(state)
+                last = time.monotonic()
+        self.save(state)
+
+    def _leave(self, number: int, reason: str) -> None:
+        self.skipped += 1
+        if len(self.left_out) < NAMED:
+            self.left_out.append((number, reason))
+
+    def _count(self, answer: Answer, reader: Reader) -> np.ndarray:
+        factors, growth, outside = reader.factors(answer)
+        if outside and self.evidence.impossible is None:
+            place, reason = outside[0]
+            self.evidence.impossible = {"line": answer.line, "token": place,
+                                        "id": answer.token_ids[place], "why": reason}  # fmt: skip
+        self.encoded += answer.encoded
+        self.evidence.add(answer.line, factors, growth)
+        return factors
