@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.load import Pair
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.served.alternatives import ENTRIES, Alternative, Claim, Rows, log_factors
+from cactus_theory.served.alternatives import EDGE, ENTRIES, Alternative, Claim, Rows, log_factors
 from cactus_theory.served.evidence import Evidence
 
 FORMAT, VERSION = "cactus-theory served", 1
@@ -119,8 +120,10 @@ class Reader:
         A draft that is neither a model nor an EAGLE-3 head: its rows depend on more than the text.
     """
 
-    def __init__(self, pair: Pair, greedy: bool, table: tuple[Alternative, ...]) -> None:
-        self.target, self.greedy, self.table = pair.target, greedy, table
+    def __init__(
+        self, pair: Pair, greedy: bool, table: tuple[Alternative, ...], edge: float = EDGE
+    ) -> None:
+        self.target, self.greedy, self.table, self.edge = pair.target, greedy, table, edge
         self.vocab = text_config(pair.target).vocab_size
         self.longest = longest_text(pair.target)
         self.drafter = None if pair.draft is None else as_drafter(pair.draft)
@@ -133,22 +136,23 @@ class Reader:
             )
 
     @torch.inference_mode()
-    def factors(self, answer: Answer) -> tuple[np.ndarray, np.ndarray, list[tuple[int, str]]]:
-        """Return ln r/h (n, M), sums of divergences (M,), and places that are never emitted."""
+    def factors(self, answer: Answer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ln r/h (n, M), sums of divergences (M,), and nats beyond the claim (n,)."""
         ids = torch.tensor(answer.prompt + answer.token_ids, device=self.target.device)
-        prompt, factors, growth, outside, late = ids[: len(answer.prompt)], [], 0.0, [], None
+        prompt, factors, growth, beyond, late = ids[: len(answer.prompt)], [], 0.0, [], None
         for start, logits, draft in self._chunks(ids, len(prompt)):
             stop = start + len(logits)
             before = ids[len(prompt) : stop - 1]
             rows = Rows(logits, answer.claim, prompt, before, draft, self.greedy, late)
             some = slice((len(prompt) - start) % APART, None, APART)
-            own, sums, found = log_factors(rows, ids[start:stop, None], self.table, some)
-            count = len(range(*some.indices(len(logits))))
-            growth = growth + sums.cpu().numpy() * (len(logits) / max(count, 1))
-            outside += [(place + start - len(prompt), reason) for place, reason in found]
+            at = ids[start:stop, None]
+            own, sums, distance = log_factors(rows, at, self.table, self.edge, some)
+            growth = growth + sums.cpu().numpy()
+            beyond.append(distance[:, 0].cpu().numpy())
             factors.append(own[:, 0].cpu().numpy())
             late = logits[-1:]
-        return np.concatenate(factors), np.asarray(growth), outside
+        scale = len(answer.token_ids) / math.ceil(len(answer.token_ids) / APART)
+        return np.concatenate(factors), scale * np.asarray(growth), np.concatenate(beyond)
 
     def _chunks(self, ids: Tensor, first: int) -> Iterator[tuple[int, Tensor, Tensor | None]]:
         """Yield where rows start, and the logits of both models there, a few rows at a time.
@@ -288,11 +292,12 @@ class Log:
             self.left_out.append((number, reason))
 
     def _count(self, answer: Answer, reader: Reader) -> np.ndarray:
-        factors, growth, outside = reader.factors(answer)
-        if outside and self.evidence.impossible is None:
-            place, reason = outside[0]
+        factors, growth, beyond = reader.factors(answer)
+        if self.evidence.impossible is None and len(far := np.flatnonzero(beyond > reader.edge)):
+            place = int(far[0])
             self.evidence.impossible = {"line": answer.line, "token": place,
-                                        "id": answer.token_ids[place], "why": reason}  # fmt: skip
+                                        "id": answer.token_ids[place],
+                                        "beyond": min(float(beyond[place]), 1e3)}  # fmt: skip
         self.encoded += answer.encoded
         self.evidence.add(answer.line, factors, growth)
         return factors

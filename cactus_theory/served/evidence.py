@@ -46,7 +46,8 @@ class Evidence:
         divergences of its law from the claim: what its evidence grows by if it is the engine's.
     top : the largest ln of the evidence at any time.
     off : where the evidence first reached 1/α: line and token there, tokens in all.
-    impossible : the first token that the claim never emits: line, token there, id, and why.
+    impossible : the first token that the claim never emits: line, token there, id, and how many nats
+        it lies beyond the cut.
     nats : the sequence that bounds the nats a token.
     curve : (tokens, ln evidence, ln of each alternative's) after some answers.
     stride : answers between two points of the curve.
@@ -89,13 +90,19 @@ class Evidence:
     def verdict(self) -> str:
         """Return ``off``, ``as claimed`` or ``too little``.
 
-        Too little said: even the alternative that grows fastest could not have been shown by now.
+        Too little was said if most alternatives that differ from the claim on these rows would
+        not have been shown yet.
         """
         if self.off or self.impossible:
             return "off"
-        rates = self.growth - self.slack * self.tokens
-        enough = float(rates.max(initial=0.0)) >= self.limit + math.log(len(self.names))
-        return "as claimed" if enough else "too little"
+        differing = int((self.growth > 0).sum())
+        shown = int((self.grown >= self.limit + math.log(len(self.names))).sum())
+        return "as claimed" if 2 * shown >= differing > 0 else "too little"
+
+    @property
+    def grown(self) -> Float[np.ndarray, "M"]:
+        """Return what ln of each alternative's evidence would be about, if it were the law."""
+        return self.growth - self.slack * self.tokens
 
     def add(self, line: int, factors: Float[np.ndarray, "n M"], growth: np.ndarray) -> None:
         """Take up an answer: ln r(x)/h(x) of its tokens, and the sums of divergences (M,)."""
