@@ -62,8 +62,8 @@ OF_PROMPTS = "those of these prompts' texts"
 OF_ANY = "of prompts like these (of these, and smaller, from two texts a prompt on)"
 ASSUMED = """\
 This compares an engine that decodes the same prompts to as many tokens with the same temperature,
-cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough. Counts say
-neither why a position is off nor whether the tokens have the right law: `served` reads the tokens."""
+cuts, K and way of drafting: see to that, no counter shows it. Errors of counts are rough. Counts
+say neither why a position is off nor whether the tokens have the right law: `served` reads them."""
 Line = dict[str, Any]
 
 

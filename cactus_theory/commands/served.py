@@ -10,7 +10,6 @@ import math
 import sys
 import textwrap
 from collections import defaultdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +52,8 @@ WORDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    add("answers", metavar="ANSWERS.jsonl", help="a line an answer: prompt_token_ids and token_ids "
-        "(or prompt and text), temperature, top_p, top_k, policy where flags do not say it")  # fmt: skip
+    add("answers", metavar="ANSWERS.jsonl", help="a line an answer: prompt_token_ids, token_ids "
+        "(or prompt, text); temperature, top_p, top_k, policy where no flag says it")  # fmt: skip
     add_models(parser, required=True)
     add_policy(parser)
     add("--draft-mode", choices=MODES, help="how the engine drafts: the draft's likeliest token "
@@ -65,14 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_chat(parser)
     add("--control", metavar="FILE", help="answers of the same engine to the same prompts without "
         "speculation: a paired test, which no rounding of the target's rows can fool")  # fmt: skip
-    add("--state", metavar="FILE.json",
-        help="what was read so far: the same command goes on with the lines appended since")  # fmt: skip
+    add("--state", metavar="FILE.json", help="what was read so far: the same command goes on with "
+        "the lines appended since")  # fmt: skip
     add("--alpha", type=float, default=ALPHA,
         help="risk of an alarm about a healthy engine, ever (%(default)g)")  # fmt: skip
-    add("--slack", type=float, default=SLACK, metavar="NATS", help="nats a token that rounding "
-        "may be worth to an alternative (%(default)g: bfloat16 kernels; 0: rows are exact)")  # fmt: skip
-    add("--edge", type=float, default=EDGE, metavar="NATS", help="nats by which rounding may move a "
-        "token across a cut; one farther beyond is proof (%(default)g)")  # fmt: skip
+    add("--slack", type=float, default=SLACK, metavar="NATS", help="nats a token that rounding may "
+        "give an alternative (%(default)g: bfloat16 kernels; 0: rows are exact)")  # fmt: skip
+    add("--edge", type=float, default=EDGE, metavar="NATS", help="nats by which rounding may move "
+        "a token across a cut; one farther beyond is proof (%(default)g)")  # fmt: skip
     add("--plot", metavar="FILE", help="draw the evidence against the tokens: .png, .pdf, .svg")
     add_threads(parser)
     add("--json", action="store_true", help="print one JSON object only")
@@ -168,7 +167,8 @@ def _record(log: Log, table: Any) -> dict[str, Any]:
     return {
         "verdict": seen.verdict, "answers": seen.answers, "tokens": seen.tokens,
         "log_evidence": seen.log, "largest_log_evidence": seen.top, "limit": seen.limit,
-        "off": seen.off, "impossible": seen.impossible, "alpha": seen.alpha, "slack": seen.slack, "edge": log.setting["edge"],
+        "off": seen.off, "impossible": seen.impossible, "alpha": seen.alpha, "slack": seen.slack,
+        "edge": log.setting["edge"],
         "nats_at_least": max(seen.nats.bound(seen.alpha), 0.0), "alternatives": lines,
         "left_out": log.left_out, "skipped": log.skipped, "empty": log.empty,
         "encoded": log.encoded, "unfinished": log.unfinished, "claim": log.setting["claim"],
@@ -188,8 +188,9 @@ def _show(record: dict[str, Any], log: Log) -> None:
         print(f"line {odd['line']}, token {odd['token']} (id {odd['id']}) is one that the claim "
               f"never emits, {odd['beyond']:.3g} nats beyond its cut: proof, if the target's rows "
               f"are right to {record['edge']:g} nats")  # fmt: skip
-    print(f"evidence {_big(record['log_evidence'])}, at most {_big(record['largest_log_evidence'])} "
-          f"so far; a healthy engine ever reaches {1 / alpha:g} with probability {alpha:g} at most")  # fmt: skip
+    print(f"evidence {_big(record['log_evidence'])}, at most "
+          f"{_big(record['largest_log_evidence'])} so far; a healthy engine ever reaches "
+          f"{1 / alpha:g} with probability {alpha:g} at most")  # fmt: skip
     if where is not None:
         print(f"it passed {1 / alpha:g} in line {where['line']}, after {where['tokens']} tokens")
     if record["answers"]:
@@ -203,8 +204,9 @@ def _show(record: dict[str, Any], log: Log) -> None:
               "no guarantee")  # fmt: skip
     if (control := record.get("control")) is not None:
         verdict = "another law than" if control["off"] else "nothing against the law of"
-        print(f"{control['pairs']} pairs with the control arm: {verdict} the same engine without "
-              f"speculation (evidence {_big(control['largest_log_evidence'])} at most)")  # fmt: skip
+        most = _big(control["largest_log_evidence"])
+        print(f"{control['pairs']} pairs with the control arm: {verdict} the same engine "
+              f"without speculation (evidence {most} at most)")  # fmt: skip
 
 
 def _table(record: dict[str, Any], seen: Evidence) -> None:

@@ -246,7 +246,7 @@ def _without_rejected(rows: Rows) -> Law:
 
 
 def _coin_twice(rows: Rows) -> Law:
-    r"""The residual is drawn with the number that rejected: from its part above q(n)/p(n).
+    r"""Draw the residual with the number that rejected, from its part above q(n)/p(n).
 
     Of x between :math:`F(x^-)` and F(x) of the residual's distribution function it takes
     :math:`G(F(x)) - G(F(x^-))` with :math:`G(u) = Σ_n p_n (u - a_n)_+`, a the acceptance.

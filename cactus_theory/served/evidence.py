@@ -46,8 +46,8 @@ class Evidence:
         divergences of its law from the claim: what its evidence grows by if it is the engine's.
     top : the largest ln of the evidence at any time.
     off : where the evidence first reached 1/α: line and token there, tokens in all.
-    impossible : the first token that the claim never emits: line, token there, id, and how many nats
-        it lies beyond the cut.
+    impossible : the first token that the claim never emits: line, token there, id, and how many
+        nats it lies beyond the cut.
     nats : the sequence that bounds the nats a token.
     curve : (tokens, ln evidence, ln of each alternative's) after some answers.
     stride : answers between two points of the curve.

@@ -211,8 +211,7 @@ def expect(
         if longest is not None:  # beside the token that every call gives
             left = np.clip(longest - 1 - batch.position.numpy(), 0, width)
         wide = [
-            np.pad(own.numpy(), ((0, 0), (0, width - drafted)))
-            for own in (own_going, own_alive)
+            np.pad(own.numpy(), ((0, 0), (0, width - drafted))) for own in (own_going, own_alive)
         ]
         parts.append((batch.text.numpy(), np.full(count, drafted), left, *wide))
     text, lengths, left, going, alive = map(np.concatenate, zip(*parts, strict=True))

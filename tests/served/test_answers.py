@@ -51,7 +51,9 @@ def test_rows_are_those_of_whole_passes_however_they_are_parted(pair, size, monk
     factors, growth, beyond = reader.factors(own)
     ids = torch.tensor([own.prompt + own.token_ids])
     with torch.inference_mode():
-        q, p = (model(ids).logits[0, len(own.prompt) - 1 : -1] for model in (pair.target, pair.draft))
+        q, p = (
+            model(ids).logits[0, len(own.prompt) - 1 : -1] for model in (pair.target, pair.draft)
+        )
     rows = Rows(q, own.claim, ids[0, : len(own.prompt)], ids[0, len(own.prompt) : -1], p)
     whole, sums, _ = log_factors(rows, ids[0, len(own.prompt) :, None], table)
     assert factors == pytest.approx(whole[:, 0].numpy(), abs=KERNELS)
@@ -169,8 +171,9 @@ BAD = [
 
 def test_damaged_lines_are_named_and_the_rest_counts(capsys, tmp_path) -> None:
     good, file = ANSWERS.read_text().splitlines()[:4], tmp_path / "a.jsonl"
-    file.write_bytes(b"\n".join([good[0].encode(), b"", b"\xff\xfe", *(own.encode() for own, _ in BAD),
-                                 *(own.encode() for own in good[1:])]) + b"\n{\"prompt_tok")  # fmt: skip
+    bad = [own.encode() for own, _ in BAD]
+    whole = [good[0].encode(), b"", b"\xff\xfe", *bad, *(own.encode() for own in good[1:])]
+    file.write_bytes(b"\n".join(whole) + b'\n{"prompt_tok')
     found = served(capsys, file, code=None)
     assert found["answers"] == 4 and found["tokens"] == 256 and found["unfinished"]
     assert found["skipped"] == len(BAD) + 1 and found["empty"] == 1

@@ -377,7 +377,7 @@ def test_the_command_reads_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
                  "--rounds", "2000"]) == 0  # fmt: skip
     said = capsys.readouterr().out
     assert "not as expected: off at position 1, 2" in said
-    assert "same prompts" in said and "`served` reads the tokens" in said
+    assert "same prompts" in said and "`served` reads them" in said
 
 
 @pytest.mark.parametrize(("counted", "cycles"), [([], 1000), (["900"], 2700), (["9e3"], 6000)])
