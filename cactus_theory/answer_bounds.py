@@ -194,7 +194,7 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
     --------
     >>> proof = ct.confidence_bound([0.1, 0.2, 0.15, 0.05] * 250, cap=0.5)
     >>> f"{proof.mean:.3f}, at most {proof.bound:.3f}"
-    '0.125, at most 0.131'
+    '0.125, at most 0.133'
     """
     cap = check.number("cap", cap, 0, sys.float_info.max)
     alpha = check.number("alpha", alpha, 0, 1, open_low=True)

@@ -1,4 +1,4 @@
-"""What else an engine might emit: one table of laws of the next token, a line each.
+"""Alternatives: one table of laws of the next token that an engine might have, a line each.
 
 A law is a function of what stood before the token: the target's row, the text so far, the settings
 that were claimed, and with a draft the draft's row. None of them has to be the engine's: whichever
@@ -119,7 +119,7 @@ class Rows:
         return cut(probs, top_k, claim.cuts.top_p if top_p is None else top_p, self)
 
     def emitted(self, q: Law) -> Law:
-        """Return what the claimed policy emits about a target row."""
+        """Return the law that the claimed policy emits about target rows."""
         rule = self.claim.rule
         return q if rule is None or self.p is None else rule.emitted(q, self.p)
 

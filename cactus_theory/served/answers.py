@@ -162,7 +162,8 @@ class Reader:
         size, fed = max(1, ENTRIES // self.vocab), len(ids) - 1
         reads = () if self.drafter is None else self.drafter.reads(self.target)
         target = CachedModel(self.target, fed, reads=reads)
-        draft = head = None
+        draft = None
+        head: Any = None  # an Eagle3Drafting
         if isinstance(self.drafter, ModelDrafter):
             draft = CachedModel(self.drafter.model, fed, drafts=True)
         elif self.drafter is not None:

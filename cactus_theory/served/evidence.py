@@ -101,7 +101,7 @@ class Evidence:
 
     @property
     def grown(self) -> Float[np.ndarray, "M"]:
-        """Return what ln of each alternative's evidence would be about, if it were the law."""
+        """Return about ln of each alternative's evidence if it were the law."""
         return self.growth - self.slack * self.tokens
 
     def add(self, line: int, factors: Float[np.ndarray, "n M"], growth: np.ndarray) -> None:

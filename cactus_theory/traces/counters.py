@@ -327,7 +327,7 @@ class _Gaps:
         count, places = before * seen.rounds, self.places
         earlier = np.concatenate([[0.0], seen.rounding[:-1]])[places]
         rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
-        coins = np.array([self.expectation.coins(place) for place in places]) / count
+        coins = np.array([self.expectation.coins(int(place)) for place in places]) / count
         # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
         rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
         binomial = rate * (1 - rate) / count

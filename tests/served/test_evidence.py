@@ -108,6 +108,7 @@ def test_a_healthy_stream_seldom_passes_and_a_cold_one_does() -> None:
 def test_laws_of_recovered_tokens_are_what_engines_with_these_faults_emit() -> None:
     """A million drafts of one row, with the coins of each fault."""
     rows, source = rows_of(Claim(), places=1), np.random.default_rng(1)
+    assert rows.p is not None and rows.raw_p is not None
     q, p, raw = (own[0].numpy() for own in (rows.q, rows.p, rows.raw_p))
     count = 400_000
     n, coin = source.choice(VOCAB, size=count, p=p), source.random(count)
@@ -131,6 +132,7 @@ def test_laws_of_recovered_tokens_are_what_engines_with_these_faults_emit() -> N
         shares = np.bincount(ids, minlength=VOCAB) / count
         assert shares == pytest.approx(laws[name](rows)[0].numpy(), abs=0.004), name
     hot = Rows(rows.logits, Claim(0.5), rows.prompt, rows.before, torch.tensor(np.log(raw))[None])
+    assert hot.p is not None and hot.raw_p is not None
     n = source.choice(VOCAB, size=count, p=hot.p[0].numpy())
     refused = source.random(count) >= hot.q[0].numpy()[n] / hot.raw_p[0].numpy()[n]
     rest = (hot.q - hot.raw_p).clamp(min=0.0)[0].numpy()
