@@ -258,7 +258,8 @@ def _draw(path: str, seen: Evidence) -> None:
             look: Any = {"color": COLOURS[number], "lw": 1, "label": seen.names[at]}
             axes.plot(curve[:, 0], curve[:, 2 + at], **look)
         axes.plot(curve[:, 0], curve[:, 1], color=INK, lw=2, label="evidence: mean of all")
-        axes.axhline(seen.limit / math.log(10), color=INK, ls=":", lw=1)
+        limit: Any = {"color": INK, "ls": ":", "lw": 1, "label": f"{1 / seen.alpha:g}"}
+        axes.axhline(seen.limit / math.log(10), **limit)
         axes.set_ylim(bottom=max(curve[:, 1].min() - 1, -6))
         axes.set_xlabel("tokens read")
         axes.set_ylabel("evidence, powers of 10")

@@ -24,7 +24,7 @@ from cactus_theory.base.confidence import LowerMean, log_mean
 # risk of an alarm about a healthy engine, over the whole of a log, however often it is read
 ALPHA = 0.01
 # share of the claim in the law whose log-ratio is averaged, and the largest mean that is predicted
-FLOOR, MOST = 0.2, 0.5
+FLOOR, MOST = 0.2, 0.1
 # most points of the curve that is kept for a picture
 POINTS = 400
 
