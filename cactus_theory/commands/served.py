@@ -10,6 +10,7 @@ import math
 import sys
 import textwrap
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from cactus_theory.commands.flags import (
 from cactus_theory.commands.models import add_models, add_threads, loaded
 from cactus_theory.commands.plot import COLOURS, INK, settings, write_picture
 from cactus_theory.decoding.drafters import MODES
+from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.served.alternatives import EDGE, Claim, alternatives
 from cactus_theory.served.answers import Answer, Log, Reader, read_answer
@@ -84,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
     check.number("--edge", args.edge, 0, open_low=True)
     check.finite("--temperature", args.temperature, 0)
     claim = Claim(args.temperature, given_cuts(args) or WHOLE, one_policy(args) or defaults.POLICY)
-    if claim.rule is not None and args.draft is None:
+    if not claim.lossless and args.draft is None:
         raise ValueError(f"--draft: must be given with --policy {claim.policy}, whose law needs it")
-    if claim.rule is not None and args.draft_mode is None:
+    if not claim.lossless and args.draft_mode is None:
         raise ValueError(f"--draft-mode: must be given with --policy {claim.policy}, whose law "
                          "depends on it; got none")  # fmt: skip
     if args.draft is None:
@@ -98,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             raise FileNotFoundError(f"ANSWERS.jsonl: no such file; got {name!r}")
     how = rendering(args)
     pair = loaded(args)
+    claim = replace(claim, ends=tuple(sorted(DecodeOptions(max_new_tokens=1).ends(pair.target))))
     table = alternatives(pair.draft is not None)
     reader = Reader(pair, args.draft_mode == "greedy", table, args.edge)
     setting = {
@@ -110,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
     def read(line: int, text: bytes) -> Answer:
         answer = read_answer(line, text, claim, pair.tokenizer, reader.vocab, how)
-        if answer.claim.rule is not None and pair.draft is None:
+        if not answer.claim.lossless and pair.draft is None:
             raise ValueError(f"its policy {answer.claim.policy} needs --draft")
         return answer
 

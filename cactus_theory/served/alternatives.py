@@ -17,6 +17,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.decoding.truncation import WHOLE, Cuts
+from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies._policy import one_hot
 
@@ -41,15 +42,22 @@ class Claim:
     temperature: float = defaults.TEMPERATURE
     cuts: Cuts = WHOLE
     policy: str = defaults.POLICY
+    ends: tuple[int, ...] = ()  # ids that end a text
 
     def __post_init__(self) -> None:
         check.finite("temperature", self.temperature, 0)
+        if not self.lossless and read_policy(self.policy).unit == REGRET:
+            raise ValueError(f"policy: must be one of temperatures above 0; got {self.policy}")
 
     @property
+    def lossless(self) -> bool:
+        """Return whether tokens are claimed to be the target's."""
+        return self.policy in (defaults.POLICY, "plain")
+
+    @cached_property
     def rule(self) -> Policy | None:
-        """Return the policy, None where tokens are claimed to be the target's."""
-        lossless = self.policy in (defaults.POLICY, "plain")
-        return None if lossless else read_policy(self.policy)
+        """Return the policy, None where there is none."""
+        return None if self.lossless else read_policy(self.policy).at_ends(self.ends)
 
 
 class Rows:

@@ -73,8 +73,10 @@ def read_answer(
     if cuts.get("top_k") == -1:  # engines' word for no cut
         cuts["top_k"] = 0
     if cuts:
-        drafted = {f"draft_{name}": None for name in cuts}
-        cuts = {"cuts": replace(claim.cuts, **cuts | drafted)}
+        own = claim.cuts  # the draft's follow the target's unless they were given
+        alike = (own.top_k, own.top_p) == (own.draft_top_k, own.draft_top_p)
+        drafted = dict.fromkeys(("draft_top_k", "draft_top_p")) if alike else {}
+        cuts = {"cuts": replace(own, **cuts | drafted)}
     told = {name: record[name] for name in ("temperature", "policy") if name in record}
     claim = replace(claim, **told | cuts)
     encoded = "token_ids" not in record

@@ -257,6 +257,7 @@ def test_a_control_arm_needs_no_right_reference(capsys, tmp_path) -> None:
     [
         (("--policy", "band:price=1"), "--draft: must be given with --policy"),
         (("--policy", "band:price=1", "--draft", DRAFT), "--draft-mode: must be given"),
+        (("--policy", "regret:price=20", "--draft", DRAFT), "policy: must be one of temperatures"),
         (("--draft-mode", "greedy"), "--draft-mode: must be given with --draft"),
         (("--alpha", "0"), "--alpha: must lie in"),
         (("--slack", "-1"), "--slack: must lie in"),
