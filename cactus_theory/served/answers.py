@@ -143,6 +143,8 @@ class Reader:
         ids = torch.tensor(answer.prompt + answer.token_ids, device=self.target.device)
         prompt, factors, growth, beyond, late = ids[: len(answer.prompt)], [], 0.0, [], None
         for start, logits, draft in self._chunks(ids, len(prompt)):
+            if bool(logits.isnan().any()):
+                raise ValueError(f"--target: logits must be numbers; got NaN in line {answer.line}")
             stop = start + len(logits)
             before = ids[len(prompt) : stop - 1]
             rows = Rows(logits, answer.claim, prompt, before, draft, self.greedy, late)

@@ -177,6 +177,25 @@ def test_tokens_beyond_a_cut_count_by_their_distance(claim: Claim) -> None:
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("claim", [Claim(0.01), Claim(0.7, Cuts(50, 0.95)), Claim()], ids=str)
+def test_large_rows_with_zeros_and_one_hot_rows_have_finite_numbers(claim, dtype) -> None:
+    """V = 151,936; a tenth of the logits are −∞, and one row has a single token."""
+    source, size = torch.Generator().manual_seed(0), 151_936
+    logits = 3 * torch.randn(2, size, generator=source)
+    logits[:, ::10] = -torch.inf
+    logits[1, 1:] = -torch.inf
+    logits[1, 0] = 1.0
+    draft = logits.roll(1, -1)
+    ids = torch.stack([logits.argmax(-1), torch.tensor([5, 0]), torch.tensor([10, 3])], 1)
+    at = torch.tensor([7]), torch.tensor([1])
+    rows = Rows(logits.to(dtype), claim, *at, draft.to(dtype))
+    factors, growth, distance = log_factors(rows, ids, TABLE)
+    assert bool(factors.isfinite().all()) and bool(growth.isfinite().all())
+    assert distance[0, 2] == distance[1, 2] == math.inf  # what the target never emits
+    assert distance[0, 0] == distance[1, 0] == 0
+
+
 def test_evidence_goes_on_from_its_content_and_is_thinned() -> None:
     source, names = np.random.default_rng(2), ("a", "b", "c")
     whole = Evidence(names, slack=0.01)
