@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from itertools import product
 
 import numpy as np
@@ -147,9 +148,6 @@ def test_logged_texts_are_those_of_strict_greedy_decoding(tiny, tmp_path) -> Non
         for cycle in (cycle for cycle in cold if cycle.text == text):
             assert int(cycle.target_probs[0].argmax()) == new[cycle.position]
             assert cycle.target_probs[0].max() < 0.99  # of temperature 1, not one-hot
-    floor = noise_floor(tiny[0].double(), prompts, max_new_tokens=6, temperature=0)
-    assert floor.divergence == "regret" and 0 <= floor.per_token < 1e-9
-    tiny[0].float()
 
 
 def test_the_commands(cold, trace, tmp_path, capsys) -> None:
@@ -176,3 +174,24 @@ def test_the_commands(cold, trace, tmp_path, capsys) -> None:
     for arguments, words in refused.items():
         assert main([*arguments]) == 2
         assert words in capsys.readouterr().err, arguments
+
+
+def test_the_noise_floor(tiny) -> None:
+    """Float64 rounds to 1e-16 of logits of order 10; the same passes are the same bits."""
+    target, prompts = tiny[0], [[1, 2, 3], [4, 5]]
+    floor = noise_floor(target, prompts, width=4, max_new_tokens=12)
+    assert 0 <= floor.per_token < 1e-14 and floor.rows == 24 and floor.dtype == "float64"
+    assert floor.divergence == "kl" and floor.changed == 0
+    assert noise_floor(target, prompts, width=1, max_new_tokens=6).per_token == 0
+    single = noise_floor(deepcopy(target).float(), prompts, width=4, max_new_tokens=12)
+    assert floor.per_token < single.per_token < 1e-6 and single.dtype == "float32"
+    half = deepcopy(target).bfloat16()
+    cold = [noise_floor(half, prompts * 4, width=4, max_new_tokens=24, temperature=0, seed=seed)
+            for seed in range(2)]  # fmt: skip
+    assert cold[0] == cold[1] and cold[0].divergence == "regret"  # greedy texts take no coin
+    assert (cold[0].per_token > 0) == (cold[0].changed > 0)
+    for wrong in ({"width": 0}, {"temperature": -1}, {"max_new_tokens": 0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            noise_floor(target, prompts, **wrong)
+    with pytest.raises(ValueError, match="prompts_ids"):
+        noise_floor(target, [[]])
