@@ -152,8 +152,8 @@ def read_readings(path: str | Path, bounds: EventBounds) -> tuple[list[float], i
         spent, tokens = reading.get("emitted_kl"), reading.get("num_tokens")
         if type(spent) not in (int, float) or type(tokens) is not int:
             raise ValueError(
-                "--readings: must hold emitted_kl and num_tokens (the meter of another divergence "
-                f"bounds nothing); got {str(reading):.60}"
+                "--readings: must hold emitted_kl and num_tokens (the meter of another divergence, "
+                f"or of regret, bounds no event); got {str(reading):.60}"
             )
         nats = check.number("--readings", spent, 0)
         if not check.whole_number("--readings: num_tokens", tokens, 0):

@@ -9,6 +9,7 @@ token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0 A ≤ ν δ + Σ p_n (1 − ν
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,6 +212,25 @@ class RegretPath(LookAhead):
             gain = 1 + ahead - cost[:, place]
             kept[:, place] = (gain >= 0).double()
             ahead = gain.clamp(min=0.0) * ahead_counts
+        return kept
+
+    def descent(
+        self, q: Float[Tensor, "nodes vocab"], above: Sequence[int], ids: Sequence[int]
+    ) -> list[int]:
+        """Return for each node of a deterministic tree the child that is kept, −1 for none.
+
+        F of a node is the largest 1 + F − ν ρ of its children, or 0. Drafted token i is an id that
+        follows the node ``above[i]``, and makes node i + 1.
+        """
+        nodes = torch.tensor(list(above), device=q.device, dtype=torch.int64)
+        drafted = torch.tensor(list(ids), device=q.device, dtype=torch.int64)
+        lost, best = losses(q[nodes], drafted)
+        cost = torch.where(best, 0.0, (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf))
+        ahead, kept = [0.0] * (len(nodes) + 1), [-1] * (len(nodes) + 1)
+        for place in range(len(nodes) - 1, -1, -1):
+            gain, node = 1 + ahead[place + 1] - float(cost[place]), above[place]
+            if gain > ahead[node] or (gain == ahead[node] and kept[node] < 0):
+                ahead[node], kept[node] = gain, ids[place]
         return kept
 
     def law(self, q: Rows, p: Rows, raised: Float[Tensor, "*batch"]) -> Rows:

@@ -20,9 +20,9 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.significance import EXPECTED
 from cactus_theory.base.threads import one_thread
-from cactus_theory.policies import Policy, read_policy
+from cactus_theory.policies import Policy
 from cactus_theory.traces.estimate import Estimate, check_texts, ratio_of_sums
-from cactus_theory.traces.replays import batch_law, draft_width
+from cactus_theory.traces.replays import batch_law, charged_policy, draft_width
 from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.contract import Verifier, find_verifier
 
@@ -194,7 +194,7 @@ def expect(
     """
     trace = Trace.open(source) if isinstance(source, str | Path) else source
     width = draft_width(trace, num_draft_tokens)
-    rule = read_policy(policy).at_ends(trace.ends)
+    rule = charged_policy(trace, policy)
     verifier = find_verifier(verifier)
     verifier.check(rule)
     longest, done = trace.header.details.get("max_new_tokens"), 0

@@ -23,7 +23,7 @@ from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.emitted import directions, raised_off_head
 from cactus_theory.optimum.bands import EMPTY, NO_BAND, Charge, charge_of
-from cactus_theory.optimum.regret import OneTokenRow
+from cactus_theory.optimum.regret import OneTokenRow, RegretPath
 from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
@@ -103,6 +103,7 @@ class Node:
     ) -> None:  # fmt: skip
         self.verifier, self.policy, self.q, self.p, self.token = verifier, policy, q, p, token
         self.alive, self.raised, self.fixed, self.untilted = alive, raised, fixed, untilted
+        self.chosen: int | None = None  # the child kept, −1 for none, where a tree looks ahead
         self.last_charge: tuple[Divergence | None, Charge] = None, UNCHARGED
 
     def copy(self) -> "Node":
@@ -165,6 +166,10 @@ class Node:
             self.drafted and self.verifier.emits_policy_rows and isinstance(self.q, np.ndarray)
         ):
             return None
+        if self.chosen is not None and self.fixed:
+            kept = self.chosen >= 0
+            token = self.chosen if kept else int(self.q.argmax())
+            return OneTokenRow(self.q, token, kept, self.alive)
         if self.token is not None and not math.isnan(self.raised):
             assert self.policy.look_ahead is not None
             return self.policy.look_ahead.row(self.q, self.token, self.raised, self.alive)
@@ -325,6 +330,20 @@ class Nodes:
         entries = raised_entries(self.assigned, self.rows, self.draft)
         return None if entries is None else entries.tolist()
 
+    @cached_property
+    def chosen(self) -> dict[int, list[int]]:
+        """Return by text the children kept at nodes, of deterministic trees under regret."""
+        draft, found = self.draft, dict[int, list[int]]()
+        if draft.sampled is None or not isinstance(self.q, np.ndarray):
+            return found
+        for row, count in enumerate(draft.lengths):
+            policies = {self.assigned.policy(row, node) for node in range(count + 1)}
+            path = policies.pop().look_ahead
+            if not policies and isinstance(path, RegretPath) and not draft.sampled[row].any():
+                rows = self.rows[row].double()
+                found[row] = path.descent(rows, draft.above[row], draft.ids[row][:count])
+        return found
+
     def at(self, row: int, node: int, alive: float = 1.0, accepted: int | None = None) -> Node:
         """Return a node: the one that its policy was chosen by, if there is one.
 
@@ -343,7 +362,10 @@ class Nodes:
         q, policy, own = _row(self.q, row, node), self.assigned.policy(row, node), None
         if self.target is not None and self.assigned.tilts[self.assigned.number(row, node)]:
             own = _row(self.target, row, node)
-        return Node(self.verifier, policy, q, p, token, alive, raised, fixed, own)
+        found = Node(self.verifier, policy, q, p, token, alive, raised, fixed, own)
+        if row in self.chosen:
+            found.chosen = self.chosen[row][node]
+        return found
 
 
 def nodes_of_rows(

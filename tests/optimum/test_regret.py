@@ -218,3 +218,37 @@ def test_rows_of_one_token_are_the_written_rows(price: float, judge, monkeypatch
     assert fast[1].equal(slow[1])
     for own, due in zip(fast[2:], slow[2:], strict=True):
         torch.testing.assert_close(own, due, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("price", [0.0, 0.7, 2.0, math.inf])
+def test_a_tree_goes_down_the_path_that_is_worth_most(price: float) -> None:
+    """By brute force over all nodes of trees of deterministic tokens, with siblings."""
+    source = torch.Generator().manual_seed(3)
+    for _ in range(60):
+        ids, parents, seen = [], [], set()
+        for place in range(9):
+            parent = int(torch.randint(-1, place, (1,), generator=source)) if place else -1
+            token = int(torch.randint(6, (1,), generator=source))
+            while (parent, token) in seen:
+                token = (token + 1) % 6
+            seen.add((parent, token))
+            ids.append(token)
+            parents.append(parent)
+        q = (2 * torch.randn(10, 6, generator=source, dtype=torch.float64)).softmax(-1)
+        paths, worth = [[]], [0.0]
+        for place, parent in enumerate(parents):
+            row = q[parent + 1]
+            lost = float(row.max().log() - row[ids[place]].log())
+            cost = 0.0 if lost == 0 else price * lost
+            paths.append([*paths[parent + 1], ids[place]])
+            worth.append(worth[parent + 1] + 1 - cost)
+        flags = torch.ones(1, 9, dtype=torch.bool)
+        given = q[None], None, torch.tensor([ids]), torch.tensor([parents])
+        out = ct.verify_tree(
+            f"regret:price={price}", *given, deterministic=torch.ones(1, 9, dtype=torch.bool)
+        )
+        count = int(out.num_accepted)
+        kept = out.output_token_ids[0, :count].tolist()
+        node = paths.index(kept)
+        assert worth[node] == pytest.approx(max(worth), abs=1e-12)
+        assert int(out.output_token_ids[0, count]) == int(q[node].argmax())
