@@ -19,9 +19,9 @@ from cactus_theory.base.files import write_whole
 Cells = Sequence[str]
 
 
-def print_table(heads: Cells, lines: Sequence[Cells]) -> None:
-    """Print a table, its columns set right."""
-    for line in aligned([heads, *lines], ()):
+def print_table(heads: Cells, lines: Sequence[Cells], left: Sequence[int] = ()) -> None:
+    """Print a table, its columns set right but for those numbered ``left``."""
+    for line in aligned([heads, *lines], left):
         print(line.rstrip())
 
 

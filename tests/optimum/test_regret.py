@@ -242,7 +242,6 @@ def test_a_tree_goes_down_the_path_that_is_worth_most(price: float) -> None:
             cost = 0.0 if lost == 0 else price * lost
             paths.append([*paths[parent + 1], ids[place]])
             worth.append(worth[parent + 1] + 1 - cost)
-        flags = torch.ones(1, 9, dtype=torch.bool)
         given = q[None], None, torch.tensor([ids]), torch.tensor([parents])
         out = ct.verify_tree(
             f"regret:price={price}", *given, deterministic=torch.ones(1, 9, dtype=torch.bool)
