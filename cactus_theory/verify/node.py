@@ -169,7 +169,8 @@ class Node:
         if self.chosen is not None and self.fixed:
             kept = self.chosen >= 0
             token = self.chosen if kept else int(self.q.argmax())
-            return OneTokenRow(self.q, token, kept, self.alive)
+            row = OneTokenRow(self.q, token, kept, self.alive)
+            return None if math.isnan(row.chance) else row
         if self.token is not None and not math.isnan(self.raised):
             assert self.policy.look_ahead is not None
             return self.policy.look_ahead.row(self.q, self.token, self.raised, self.alive)
