@@ -37,9 +37,9 @@ GROUPS = {
         "greedy": ("rules of greedy decoding at equal regret, along strict texts; resumes",
                    "--num-prompts 3 --max-new-tokens 12 --num-draft-tokens 2 3 "
                    "--out build/example/greedy", "greedy"),
-        "right-words": ("how often short answers hold the right word, by policy; resumes",
-                        "--num-facts 3 --answers 2 --max-new-tokens 4 --batch 3 "
-                        "--out build/example/right-words", "right_words"),
+        "laws": ("policies on whole answers, sums and ratios by prompt, scores; resumes",
+                 "--num-prompts 3 --answers 2 --max-new-tokens 4 --batch 3 "
+                 "--out build/example/laws", "laws"),
         "references": ("every rule along answers that people wrote, exact in its laws; resumes",
                        "--num-answers 4 --policy band:price=1 --policy band:price=1,tilt=0.08 "
                        "--out build/example/references", "references"),

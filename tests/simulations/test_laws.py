@@ -1,0 +1,74 @@
+"""Laws on whole answers: a killed run goes on, coins are common, sums by prompt make the table."""
+
+import json
+
+import numpy as np
+import pytest
+
+from simulations.__main__ import main
+from simulations.common.results import read_csv
+from simulations.laws import SUMS, by_prompt, holds, table_of
+
+SMALL = "--num-prompts 3 --answers 2 --max-new-tokens 4 --batch 4".split()
+FACTS = ["--prompts", "simulations/data/facts.jsonl", "--score", "word"]
+
+
+def asked(tmp_path, *more):
+    return main(["laws", *SMALL, "--out", str(tmp_path), *more])
+
+
+def test_a_killed_run_goes_on_to_the_same_table(tmp_path) -> None:
+    assert asked(tmp_path, *FACTS) == 0
+    whole = [read_csv(tmp_path / name)[0] for name in ("laws.csv", "by_prompt.csv")]
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(lines) == 1 + 2 * 2 and len(json.loads(lines[1])["rows"]) == 4
+    journal.write_text("".join(lines[:3]) + lines[3][:20], encoding="utf-8")
+    assert asked(tmp_path, *FACTS) == 0
+    assert [read_csv(tmp_path / name)[0] for name in ("laws.csv", "by_prompt.csv")] == whole
+    rows = [row | {name: float(row[name]) for name in SUMS} for row in whole[1]]
+    again = table_of(rows, {})
+    assert [f"{row['tokens_per_call']:.12g}" for row in again] == [
+        row["tokens_per_call"] for row in whole[0]
+    ]
+    assert asked(tmp_path, "--num-prompts", "2", *FACTS) == 2  # of other prompts
+    assert asked(tmp_path / "none", "--score", "word") == 2  # prompts without an answer
+
+
+def test_a_policy_that_is_lossless_has_the_same_answers(tmp_path) -> None:
+    assert asked(tmp_path, "--policy", "band:price=inf") == 0
+    rows, _ = read_csv(tmp_path / "by_prompt.csv")
+    mine, theirs = ([row[name] for row in own for name in SUMS] for own in (rows[:3], rows[3:]))
+    assert mine == theirs
+    assert asked(tmp_path / "0", "--temperature", "0", "--policy", "regret:price=0.5") == 0
+    table, _ = read_csv(tmp_path / "0/laws.csv")
+    assert [row["policy"] for row in table] == ["regret:price=inf", "regret:price=0.5"]
+
+
+def test_a_word_counts_where_it_stands_by_itself() -> None:
+    for text, word in (("It is PARIS.", "Paris"), ("1+1=12", "12"), ("New York!", "new york")):
+        assert holds(text, word)
+    for text, word in (("Parisian", "Paris"), ("It is 120", "12"), ("312", "12"), ("a b", "a.b")):
+        assert not holds(text, word)
+
+
+def test_ratios_and_differences_are_paired_by_prompt() -> None:
+    lossless = np.array([[2, 2, 8, 4, 0, 2], [2, 2, 6, 4, 0, 0], [2, 1, 8, 4, 0, 1],
+                         [2, 2, 8, 4, 0, 2.0]])  # fmt: skip
+    lossy = lossless.copy()
+    lossy[:, 3:] = [[2, 0.8, 2], [2, 0.4, 0], [3, 0.8, 2], [2, 0.9, 0]]
+    rows = by_prompt({"speculative": lossless, "x": lossy})
+    first, other, *complete = table_of(rows, {"x": (0.1, 0.2)})
+    assert first["score"] == 5 / 8 and first["difference"] == first["difference_se"] == 0
+    gap = np.array([0, 0, 0.5, -1])
+    assert other["difference"] == gap.mean() and other["nats"] == pytest.approx(2.9 / 30)
+    assert other["difference_se"] == pytest.approx(gap.std(ddof=1) / 2)
+    assert other["shown_by_80_percent"] == pytest.approx(2.8 * gap.std(ddof=1) / 2)
+    assert other["over_lossless"] == pytest.approx(16 / 9)
+    assert other["calls_over_lossless"] == pytest.approx(9 / 16)
+    left = np.array([12 / (9 - own) for own in (2, 2, 3, 2)])
+    error = np.sqrt(3 / 4 * ((left - left.mean()) ** 2).sum())
+    assert other["over_lossless_se"] == pytest.approx(error)
+    assert (other["surprise"], other["agreement"]) == (0.1, 0.2)
+    assert [row["which"] for row in complete] == ["complete"] * 2
+    assert complete[1]["prompts"] == 3 and complete[1]["tokens_per_call"] == 22 / 6
