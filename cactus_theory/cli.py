@@ -4,6 +4,8 @@ Exit codes: 0 done; 1 a property is broken (``check``), an engine is off (``serv
 policy spends so little (``tune``), or one does not spend what was asked (``compare``); 2 bad input,
 in one line on stderr; 3 a rule did not answer in time (``check``), or there are too few texts or
 tokens to say anything (``expect``, ``tune``, ``served``); 130 interrupted, in one line on stderr.
+
+The chosen command alone is imported, so that ``--help`` takes no time to load torch.
 """
 
 import argparse
@@ -11,16 +13,12 @@ import importlib
 import sys
 
 import cactus_theory as ct
+from cactus_theory.base import arguments as check
+from cactus_theory.base.help_pages import add_commands
+from cactus_theory.base.specs import blamed
 from cactus_theory.base.terminal import REPORTED, ends_quietly, importing, interrupted, one_line
-
-with importing("cactus-theory"):
-    from cactus_theory.base import arguments as check
-    from cactus_theory.base.help_pages import add_commands
-    from cactus_theory.base.specs import blamed
-    from cactus_theory.commands import COMMANDS
-    from cactus_theory.commands.flags import check_outputs
-    from cactus_theory.traces.estimate import CannotSay
-
+from cactus_theory.commands import COMMANDS
+from cactus_theory.commands.flags import check_outputs
 
 # what an interrupted command has kept
 KEPT = {
@@ -51,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         if (said := blamed(error)) is None and not isinstance(error, REPORTED):
             raise
         print(f"cactus-theory {command}: {one_line(said or error)}", file=sys.stderr)
+        from cactus_theory.traces.estimate import CannotSay  # imports torch
+
         return 3 if isinstance(error, CannotSay | TimeoutError) else 2
 
 
@@ -63,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
-    command = importlib.import_module(f"cactus_theory.commands.{name}")
+    with importing("cactus-theory"):
+        command = importlib.import_module(f"cactus_theory.commands.{name}")
     command.add_arguments(parser)
     parser.set_defaults(run=command.run, parser=parser)
 

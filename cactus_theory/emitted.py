@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.copies import called, lawful
 from cactus_theory.base.threads import one_thread
@@ -62,7 +62,7 @@ def emitted_law(
     target, parts = _few_rows(target_probs, draft_probs, draft_token_ids, normalise)
     laws = ((at, (lawful(called(policy), policy.emitted(q, p)),)) for at, q, p in parts)
     (law,) = joined(laws, math.prod(target.shape[:-1]))
-    return check.scalar_like(law.reshape(target.shape), target_probs)
+    return tensors.scalar_like(law.reshape(target.shape), target_probs)
 
 
 def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tensor:
@@ -72,7 +72,7 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
 
     with β = ``head``; rows (..., V) to (...).
     """
-    h, q = check.float64_rows(emitted, target)
+    h, q = tensors.float64_rows(emitted, target)
     return (h - q).clamp_(min=0.0).mul_(q < head * q.amax(-1, keepdim=True)).sum(-1)
 
 
@@ -152,7 +152,7 @@ def audit(
     batch, budget = target.shape[:-1], policy.declares.budget
     measured = ((at, _measured(policy, q, p, reference, specs)) for at, q, p in parts)
     accepted, raised, entropy, surprise, agreement, spent, within, over, best, least, *values = (
-        None if column is None else check.scalar_like(column.reshape(batch), target_probs)
+        None if column is None else tensors.scalar_like(column.reshape(batch), target_probs)
         for column in joined(measured, math.prod(batch))
     )
     return Audit(
@@ -279,10 +279,10 @@ def _few_rows(
             f"draft_probs, draft_token_ids: exactly one must be given; got {number} of them"
         )
     if draft_token_ids is None:
-        target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+        target, draft = tensors.checked_rows(target_probs, draft_probs, normalise)
         return target, ((at, q, p) for at, (q, p) in in_parts(target, draft))
-    target = check.as_tensor("target_probs", target_probs)
-    check.check_probabilities("target_probs", target, normalise)
+    target = tensors.as_tensor("target_probs", target_probs)
+    tensors.check_probabilities("target_probs", target, normalise)
     ids = torch.as_tensor(draft_token_ids, device=target.device)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"draft_token_ids: must hold whole numbers; got dtype {ids.dtype}")

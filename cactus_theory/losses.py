@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 
 __all__ = ["forward_kl", "overlap", "total_variation"]
 
@@ -75,7 +75,7 @@ def _log_rows(target_logits: Logits, draft_logits: Tensor) -> tuple[Logits, Logi
                 f"{name}: must be a tensor of floats; got {getattr(logits, 'dtype', type(logits))}"
             )
         if not logits.ndim or not logits.shape[-1]:
-            raise ValueError(f"{name}: needs a last axis of tokens; got {check.describe(logits)}")
+            raise ValueError(f"{name}: needs a last axis of tokens; got {tensors.describe(logits)}")
     if target_logits.shape != draft_logits.shape:
         raise ValueError(
             f"draft_logits: shape must equal that of target_logits {tuple(target_logits.shape)}; "

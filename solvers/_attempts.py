@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.divergences import Divergence, FDivergence, read_divergence
 
 from . import _conic
@@ -44,9 +45,9 @@ _VERY_CAREFUL = {**_TIGHT, "max_step_fraction": 0.8, "equilibrate_enable": False
 
 def one_pair(target_probs: Any, draft_probs: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return a target and a draft row (V,) as float64 numpy, divided by their sums."""
-    target, draft = check.probability_rows(target_probs, draft_probs)
+    target, draft = tensors.probability_rows(target_probs, draft_probs)
     if target.ndim != 1:
-        raise ValueError(f"target_probs: must be one row (V,); got {check.describe(target)}")
+        raise ValueError(f"target_probs: must be one row (V,); got {tensors.describe(target)}")
     return target.cpu().numpy().copy(), draft.cpu().numpy().copy()
 
 

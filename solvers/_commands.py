@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cactus_theory.base.arguments import checked_rows
 from cactus_theory.base.rows import load_rows, pair_in, pair_of
+from cactus_theory.base.tensors import checked_rows
 
 from . import block, decode, optimal, per_proposal, sequence
 from .design import Design, DesignedRow

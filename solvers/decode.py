@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.divergences import Divergence, FDivergence
 
 from . import _attempts
@@ -92,7 +93,7 @@ def solve(
     kind = _attempts.additive(divergence)
     budget = check.number("per_token", per_token, 0.0, math.inf)
     depth = check.as_whole_number("num_draft_tokens", num_draft_tokens, 1)
-    target, draft = (row.numpy() for row in check.probability_rows(target_probs, draft_probs))
+    target, draft = (row.numpy() for row in tensors.probability_rows(target_probs, draft_probs))
     _check_size(target.shape, depth)
     trees = [state_tree(target, draft, depth, state) for state in range(len(target))]
     paths, states = zip(*trees, strict=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.rows import load_rows, pair_in
 from cactus_theory.divergences import FDivergence
 
@@ -37,11 +37,11 @@ class PathTree:
     draft: np.ndarray
 
     def __post_init__(self) -> None:
-        rows = check.probability_rows(self.target, self.draft)
+        rows = tensors.probability_rows(self.target, self.draft)
         target, draft = (row.cpu().numpy().copy() for row in rows)
         if target.ndim != 2 or not len(target):
             raise ValueError(
-                f"target_probs: must be (nodes, V), a row a prefix; got {check.describe(rows[0])}"
+                f"target_probs: must be (nodes, V), a row a prefix; got {tensors.describe(rows[0])}"
             )
         if len(target) > MOST_PREFIXES:
             raise ValueError(f"target_probs: at most {MOST_PREFIXES} rows; got {len(target)}")

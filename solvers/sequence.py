@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.divergences import Divergence
 
 from . import _attempts
@@ -72,10 +72,10 @@ def solve(
         No answer passed its own check; cvxpy is missing.
     """
     started = time.perf_counter()
-    rows = check.probability_rows(target_probs, draft_probs)
+    rows = tensors.probability_rows(target_probs, draft_probs)
     q, p = (row.cpu().numpy().copy() for row in rows)
     if q.ndim != 2 or not len(q):
-        raise ValueError(f"target_probs: must be rows (T, V); got {check.describe(rows[0])}")
+        raise ValueError(f"target_probs: must be rows (T, V); got {tensors.describe(rows[0])}")
     kind, delta = _attempts.checked_budget(divergence, delta)
     kind = _attempts.additive(kind)
     target, inside = q.copy(), q > 0

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.optimum.selection import KINDS
 from cactus_theory.policies import Policy

@@ -1,4 +1,7 @@
-"""Check arguments; every message names the argument, what it must be, and the value."""
+"""Check numbers, names and texts; messages name the argument, what it must be, and the value.
+
+Rows and tensors are checked in :mod:`cactus_theory.base.tensors`: nothing here imports torch.
+"""
 
 import importlib
 import math
@@ -6,206 +9,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from cactus_theory.base.tolerances import NEAR_ONE, ROW_SUM_TOLERANCE
-
-ArrayLike = Any  # torch.Tensor, numpy.ndarray, or nested sequences of floats
-
 # largest whole number of an argument (int64); counts are multiplied with floats
 MOST_WHOLE = 2**63 - 1
-ROUNDED = (
-    "; rows that were rounded may be divided by their sums (normalise=True; on the command line "
-    "--normalise)"
-)
-LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
-
-# most entries (rows times vocabulary) that are computed at once; always at least one row: larger
-# temporaries are mapped anew at every call, and with 2^18 laws took up to five times as long
-AT_ONCE = 1 << 16
-
-
-def as_tensor(name: str, value: ArrayLike) -> Tensor:
-    """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes and layouts.
-
-    Rows that require gradients are detached: what is made of them is no part of a graph.
-    """
-    if isinstance(value, Tensor):
-        if value.is_nested:
-            raise TypeError(f"{name}: must be dense rows; got a nested tensor")
-        tensor = value.detach()
-    elif isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name}: must be rows without a mask; got a masked array; fill it first")
-    else:
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(f"{name}: rows must have equal lengths; {error}") from None
-        if array.dtype.kind in "iu" and not isinstance(value, np.ndarray):
-            array = array.astype(np.float64)
-        if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-            raise TypeError(f"{name}: must hold floats; got dtype {array.dtype}")
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
-            array = array.copy()
-        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-    if tensor.dtype not in ROW_SUM_TOLERANCE:
-        raise TypeError(
-            f"{name}: dtype must be float64, float32, float16 or bfloat16; got {tensor.dtype}"
-        )
-    if tensor.is_meta or tensor.layout != torch.strided:
-        kind = "on the meta device" if tensor.is_meta else "sparse"
-        raise TypeError(f"{name}: must be dense rows with values; got a tensor that is {kind}")
-    return tensor
-
-
-def check_tensor(name: str, value: Any, must_be: str, *dtypes: torch.dtype) -> None:
-    """Raise TypeError, which says what it must be, unless ``value`` is a tensor of a dtype."""
-    if not isinstance(value, Tensor) or value.dtype not in dtypes:
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name}: must be {must_be}; got {kind}")
-
-
-def _first(mask: Tensor) -> tuple[int, ...]:
-    return tuple(mask.nonzero()[0].tolist())
-
-
-def place(at: Sequence[int], shape: Sequence[int]) -> str:
-    """Name the place of a row in a batch (...): row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
-    if not shape:
-        return "the row"
-    return f"row {', '.join(map(str, at))} of {' x '.join(map(str, shape))} (from 0)"
-
-
-def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> None:
-    """Raise ValueError unless every row of ``probs`` (..., V) is a distribution.
-
-    With ``normalise`` any positive sum will do, as rows are divided by their sums. On CUDA only
-    the shape is looked at: reading values back would stall the device.
-    """
-    if probs.ndim == 0 or probs.shape[-1] == 0:
-        raise ValueError(f"{name}: needs a last axis of at least one token; got {describe(probs)}")
-    if probs.is_cuda or probs.numel() == 0:
-        return
-    # a few rows at a time, so that the second look finds them near the core
-    least, most, sums = zip(*map(_range_and_sums, torch.atleast_2d(probs).split(
-        max(1, AT_ONCE * len(probs) // probs.numel())
-    )), strict=True)  # fmt: skip
-    least, most = torch.stack(least).amin(), torch.stack(most).amax()
-    if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
-        bad = ~torch.isfinite(probs)
-        bound, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
-        at = _first(bad if bad.any() else probs < 0)
-        where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
-        raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
-    sums = torch.cat(sums).view(probs.shape[:-1])
-    if normalise:
-        if not (sums > 0).all():
-            at = place(_first(~(sums > 0)), sums.shape)
-            raise ValueError(
-                f"{name}: every row must have a positive sum to be divided by; {at} sums to 0"
-            )
-        return
-    tolerance = ROW_SUM_TOLERANCE[probs.dtype]
-    bad = (sums - 1).abs() > tolerance
-    if bad.any():
-        at = _first(bad)
-        total = sums[at].item()
-        hint = ROUNDED if abs(total - 1) < NEAR_ONE else LOGITS if float(most) > 1 else ""
-        raise ValueError(
-            f"{name}: every row must sum to 1 within {tolerance:g} ({probs.dtype}); "
-            f"{place(at, sums.shape)} sums to {total:.12g}{hint}"
-        )
-
-
-def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    least, most = rows.aminmax()
-    return least, most, rows.sum(-1, dtype=torch.float64)
-
-
-def describe(tensor: Tensor) -> str:
-    """Return the shape, as messages say it."""
-    return f"shape {tuple(tensor.shape)}"
-
-
-def check_pair(target: Tensor, draft: Tensor, names: tuple[str, str]) -> None:
-    """Raise unless two rows of probabilities share device and vocabulary."""
-    if target.device != draft.device:
-        raise ValueError(
-            f"{names[1]}: device must equal that of {names[0]} ({target.device}); "
-            f"got {draft.device}"
-        )
-    if target.ndim and draft.ndim and target.shape[-1] != draft.shape[-1]:
-        raise ValueError(
-            f"{names[1]}: vocabulary must equal that of {names[0]} ({target.shape[-1]} tokens); "
-            f"got {draft.shape[-1]}"
-        )
-
-
-def ungraphed(row: Tensor) -> Tensor:
-    """Return a row detached from its graph; a row without a graph is returned as it is."""
-    return row.detach() if row.requires_grad else row
-
-
-def float64_rows(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return rows in float64 and detached; rows that already are both are returned as they are."""
-    return tuple(ungraphed(row).double() for row in rows)
-
-
-def normalised(probs: Tensor) -> Tensor:
-    """Return float64 rows divided by their float64 sum."""
-    rows = probs.double()
-    total = rows.sum(-1, keepdim=True)
-    return rows / total if rows is probs else rows.div_(total)
-
-
-def checked_rows(
-    target_probs: ArrayLike,
-    draft_probs: ArrayLike,
-    normalise: bool = False,
-    names: tuple[str, str] = ("target_probs", "draft_probs"),
-) -> tuple[Tensor, Tensor]:
-    """Return checked rows (..., V) of target and draft as they are, broadcast to one shape.
-
-    With ``normalise`` rows may have any positive sum; messages call the rows by ``names``.
-    """
-    target, draft = as_tensor(names[0], target_probs), as_tensor(names[1], draft_probs)
-    check_pair(target, draft, names)
-    check_probabilities(names[0], target, normalise)
-    check_probabilities(names[1], draft, normalise)
-    if target.shape == draft.shape:
-        return target, draft
-    try:
-        shape = torch.broadcast_shapes(target.shape, draft.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{names[1]}: shape must broadcast with {names[0]} {tuple(target.shape)}; "
-            f"got {tuple(draft.shape)}"
-        ) from None
-    return target.expand(shape), draft.expand(shape)
-
-
-def probability_rows(
-    target_probs: ArrayLike, draft_probs: ArrayLike, normalise: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return :func:`checked_rows` in float64 and divided by their sums."""
-    target, draft = checked_rows(target_probs, draft_probs, normalise)
-    return normalised(target), normalised(draft)
-
-
-def like(value: Tensor, original: ArrayLike) -> Any:
-    """Return float64 ``value`` in the kind and dtype of ``original`` rows."""
-    if isinstance(original, Tensor):
-        return value.to(original.dtype)
-    array = value.numpy()
-    return array.astype(original.dtype) if isinstance(original, np.ndarray) else array
-
-
-def scalar_like(value: Tensor, original: ArrayLike) -> Any:
-    """Return per-row ``value`` in the kind of ``original``, keeping its own dtype."""
-    return value if isinstance(original, Tensor) else value.numpy()
 
 
 def as_number(name: str, value: Any) -> float:
@@ -234,28 +39,6 @@ def finite(name: str, value: Any, low: float, *, open_low: bool = False) -> floa
     if result == math.inf:
         raise ValueError(f"{name}: must be finite; got {value}")
     return result
-
-
-def row_numbers(
-    name: str, value: Any, batch: torch.Size, device: torch.device, low: float, high: float
-) -> Tensor:
-    """Return ``value`` as float64 (*batch*), each entry inside [low, high]."""
-    try:
-        tensor = torch.as_tensor(value, dtype=torch.float64, device=device)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ValueError(
-            f"{name}: must be a number or an array of numbers; got {value!r}"
-        ) from None
-    if tensor.numel() and not bool(((tensor >= low) & (tensor <= high)).all()):
-        wrong = tensor[~((tensor >= low) & (tensor <= high))].flatten()[0].item()
-        raise ValueError(f"{name}: must lie in [{low:g}, {high:g}]; got {wrong!r}")
-    try:
-        return tensor.expand(batch)
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: must broadcast to the rows' batch shape {tuple(batch)}; "
-            f"got {describe(tensor)}"
-        ) from None
 
 
 def the_only_one(**values: Any) -> str:
@@ -303,16 +86,6 @@ def refuse_empty(arguments: Sequence[str]) -> None:
     for flag, value in zip(arguments, [*arguments[1:], "none"], strict=True):
         if flag.startswith("--") and (value == "" or flag.endswith("=")):
             raise ValueError(f"{flag.removesuffix('=')}: must not be empty; got ''")
-
-
-def working_device(name: str, value: str | torch.device) -> torch.device:
-    """Return the device of that name if this machine has it, and this build of torch can use it."""
-    try:
-        torch.zeros(1, device=value).item()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        why = str(error).partition("\n")[0]
-        raise ValueError(f"{name}: must be a device of this machine; got {value}; {why}") from None
-    return torch.device(value)
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base.arguments import AT_ONCE, normalised
+from cactus_theory.base.tensors import AT_ONCE, normalised
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from cactus_theory.base.files import write_whole
 
@@ -157,7 +156,7 @@ def plain_json(value: Any) -> Any:
         return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+    if hasattr(value, "tolist"):  # a number or an array of numpy, a tensor
         return plain_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

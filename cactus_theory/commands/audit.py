@@ -3,17 +3,9 @@
 import argparse
 from pathlib import Path
 
-import numpy as np
-
 import cactus_theory as ct
 from cactus_theory.base.significance import FEWEST_TEXTS
-from cactus_theory.base.tables import print_json, print_rows, save_csv
-from cactus_theory.commands.flags import add_policy, add_rows, one_policy, rows
-from cactus_theory.policies import read_policy
-from cactus_theory.traces import Trace
-from cactus_theory.traces.ends import end_ratio, foretold, tells
-from cactus_theory.traces.estimate import valued
-from cactus_theory.tuning.compare import SIGNED
+from cactus_theory.commands.flags import add_policy, add_rows, one_policy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +16,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the policy does on every row."""
-    policy = read_policy(one_policy(args) or "")
+    import numpy as np
+
+    from cactus_theory.base.tables import print_json, print_rows, save_csv
+    from cactus_theory.commands.inputs import rows
+    from cactus_theory.traces import Trace
+    from cactus_theory.traces.ends import end_ratio, foretold, tells
+    from cactus_theory.traces.estimate import valued
+    from cactus_theory.tuning.compare import SIGNED
+
+    policy = ct.policy(one_policy(args) or "")
     q, p = rows(args)
     trace = Trace.open(args.target) if Path(args.target).is_dir() else None
     policy = policy.at_ends(trace.ends if trace else ())

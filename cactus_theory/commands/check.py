@@ -4,7 +4,6 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import asdict
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.tables import print_json
 
 # pairs of rows that are tried: they catch every planted fault, most of them within 50
 DEFAULT_EXAMPLES = 2000
@@ -36,6 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Print the report; return 0 if every property holds, 1 if one is broken."""
+    from cactus_theory.base.tables import print_json
     from cactus_theory.testing._check_process import check_file
     from cactus_theory.testing._report import summary, table, told
 

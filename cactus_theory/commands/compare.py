@@ -6,8 +6,7 @@ from typing import Any
 
 from cactus_theory.base import defaults
 from cactus_theory.base.files import write_whole
-from cactus_theory.base.provenance import provenance
-from cactus_theory.base.tables import print_json, write_csv
+from cactus_theory.base.names import UNDRAFTED, VERIFIERS
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_nats,
@@ -16,16 +15,9 @@ from cactus_theory.commands.flags import (
     add_rows,
     add_undrafted,
     refuse,
-    shown_frontier,
-    source,
     written,
 )
 from cactus_theory.commands.plot import WIDTHS, save_comparison
-from cactus_theory.traces.replays import UNDRAFTED
-from cactus_theory.traces.rows import SavedRows
-from cactus_theory.tuning.compare import compare
-from cactus_theory.tuning.knobs import charged_in
-from cactus_theory.verify.contract import verifiers
 
 # flags that say where results go and how they are shown
 PLACES = "csv", "json", "latex", "plot", "width"
@@ -48,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with nats: most that emitted tokens may be less likely than the target's; policies "
              "with a tilt get the least one that keeps it")  # fmt: skip
     add("--verifier", nargs="+", default=USUAL["verifier"], metavar="NAME",
-        help=f"of a trace: {', '.join(verifiers())} (%(default)s)")  # fmt: skip
+        help=f"of a trace: {', '.join(VERIFIERS)} (%(default)s)")  # fmt: skip
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="of a trace: cut drafts to K")
     add_undrafted(parser)
     add("--latex", metavar="FILE.tex", help="also save the table for LaTeX (package booktabs)")
@@ -58,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; return 0 if every policy has what was asked, else 1."""
+    from cactus_theory.base.provenance import provenance
+    from cactus_theory.base.tables import print_json, write_csv
+    from cactus_theory.commands.inputs import shown_frontier, source
+    from cactus_theory.traces.rows import SavedRows
+    from cactus_theory.tuning.compare import compare
+    from cactus_theory.tuning.knobs import charged_in
+
     if not Path(args.target).is_dir():
         of_traces = "verifier", "num_draft_tokens", "undrafted"
         refuse(args, of_traces, "must be given with a trace", **USUAL)

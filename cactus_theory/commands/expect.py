@@ -22,12 +22,11 @@ from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
     add_policy,
-    check_cuts,
     flag,
-    given_cuts,
     one_policy,
     refuse,
 )
+from cactus_theory.commands.inputs import check_cuts, given_cuts
 from cactus_theory.commands.models import (
     OF_MODELS,
     add_models,

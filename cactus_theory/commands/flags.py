@@ -1,29 +1,21 @@
-"""Flags that several commands share: a policy with its knobs, rows, and files written of them."""
+"""Flags that several commands share: a policy with its knobs, rows, and files written of them.
+
+Nothing here imports torch or NumPy; :mod:`cactus_theory.commands.inputs` reads rows and traces.
+"""
 
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import cactus_theory as ct
 from cactus_theory.base import arguments as check
+from cactus_theory.base import names
 from cactus_theory.base.files import check_writable
 from cactus_theory.base.prompts import KEYS, Prompt, Rendering, prompts_of
-from cactus_theory.base.rows import load_rows, pair_of
 from cactus_theory.base.specs import files_of, label
-from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.plot import METADATA
-from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.divergences import list_divergences
-from cactus_theory.policies._registry import POLICIES
-from cactus_theory.traces import SavedRows, Trace
-from cactus_theory.traces._folder import Header
-from cactus_theory.traces.replays import UNDRAFTED
 
 
 def flag(name: str) -> str:
@@ -88,7 +80,7 @@ def add_policy(
     default: Sequence[str] | None = None,
 ) -> None:
     """Declare ``--policy``, repeated for ``several``, else what :func:`one_policy` takes."""
-    text = f"one of {', '.join(POLICIES.names())}, or FILE.py:NAME; with :knob=value,knob=value"
+    text = f"one of {', '.join(names.POLICIES)}, or FILE.py:NAME; with :knob=value,knob=value"
     text += f"; may be repeated, {several}" * bool(several)
     add = partial(parser.add_argument, "--policy", action=Repeated, metavar="SPEC")
     add(required=required, default=default, help=text)
@@ -107,7 +99,8 @@ def add_regret(parser: argparse.ArgumentParser, text: str, **options: Any) -> No
 def add_undrafted(parser: argparse.ArgumentParser) -> None:
     """Declare ``--undrafted``, for engines such as vLLM that draw undrafted tokens themselves."""
     text = "who draws bonus and plain tokens; the target does so at no cost (%(default)s)"
-    parser.add_argument("--undrafted", choices=UNDRAFTED, default=UNDRAFTED[0], help=text)
+    choices = names.UNDRAFTED
+    parser.add_argument("--undrafted", choices=choices, default=choices[0], help=text)
 
 
 def one_policy(args: argparse.Namespace) -> str | None:
@@ -124,24 +117,6 @@ def add_cuts(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, metavar="P", help="cut both to a nucleus of the mass P (1: no)")
     add("--draft-top-k", type=int, metavar="K", help="another K for the draft's rows (as --top-k)")
     add("--draft-top-p", type=float, metavar="P", help="another P for them (as --top-p)")
-
-
-def given_cuts(args: argparse.Namespace) -> Cuts | None:
-    """Return the truncation that the flags name; None if none is given."""
-    values = {field.name: getattr(args, field.name) for field in fields(Cuts)}
-    given = {name: value for name, value in values.items() if value is not None}
-    try:
-        return Cuts(**given) if given else None
-    except ValueError as error:
-        name, _, rule = str(error).partition(":")
-        raise ValueError(f"{flag(name)}:{rule}") from None
-
-
-def check_cuts(args: argparse.Namespace, header: Header) -> None:
-    """Raise ValueError where flags name other cuts than those of a trace's rows."""
-    asked, logged = given_cuts(args), header.cuts
-    if None not in (asked, logged) and asked != logged:
-        raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")
 
 
 PROMPTS = f"JSON lines with one of {', '.join(KEYS)}, or a prompt a line"
@@ -179,8 +154,6 @@ def rendered_ids(
     return ids
 
 
-# flags that make rows of logits
-OF_LOGITS = ("temperature", *(field.name for field in fields(Cuts)))
 OUTPUTS = {"csv": (".csv",), "latex": (".tex",), "plot": tuple(METADATA)}
 OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
 
@@ -196,7 +169,7 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--divergence",
         default="kl",
-        help=f"one of {', '.join(list_divergences())} (alpha:a=0.5), or FILE.py:NAME",
+        help=f"one of {', '.join(names.DIVERGENCES)} (alpha:a=0.5), or FILE.py:NAME",
     )
     parser.add_argument("--logits", action="store_true", help="the files hold logits")
     parser.add_argument("--temperature", type=float, help="of both models' logits (1)")
@@ -206,39 +179,6 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object only")
     parser.add_argument("--csv", metavar="FILE.csv", help="also save one line per row")
-
-
-def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return target and draft rows of two files, of a .npz or of a trace."""
-    if Path(args.target).is_dir():
-        target, draft = (rows.numpy() for rows in _trace(args).rows())
-        return target, draft
-    if not Path(args.target.partition("::")[0]).exists():
-        raise FileNotFoundError(f"target: no such file; got {args.target!r}")
-    if args.logits and args.normalise:
-        raise ValueError("--logits, --normalise: at most one may be given; got both")
-    if not args.logits:
-        refuse(args, OF_LOGITS, "must be given with --logits")
-    cut = any(getattr(args, name) is not None for name in OF_LOGITS)
-    read = partial(load_rows, logits=args.logits and not cut, normalise=args.normalise)
-    target, draft = map(read, pair_of(args.target, args.draft))
-    if cut:
-        heat = 1.0 if args.temperature is None else args.temperature
-        check.finite("--temperature", heat, 0)
-        target, draft = (given_cuts(args) or WHOLE).rows(target, draft, temperature=heat)
-    return target, draft
-
-
-def source(args: argparse.Namespace) -> Trace | SavedRows:
-    """Return the trace that is named, or rows as one."""
-    return _trace(args) if Path(args.target).is_dir() else SavedRows.of(*rows(args))
-
-
-def _trace(args: argparse.Namespace) -> Trace:
-    for name in ("draft", "logits", "normalise", *OF_LOGITS):
-        if (value := getattr(args, name)) is not None and value is not False:
-            raise ValueError(f"{name}: must not be given with a trace; got {value}")
-    return Trace.open(args.target)
 
 
 def check_outputs(args: argparse.Namespace) -> None:
@@ -254,9 +194,3 @@ def check_outputs(args: argparse.Namespace) -> None:
         check_writable(f"--{name}", getattr(args, name, None), *suffixes, folders=traced)
     if getattr(args, "plot", None) is not None:
         check.optional_module("matplotlib", "figures")
-
-
-def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
-    """Return :func:`cactus_theory.pooled_frontier`, and show how far it is."""
-    progress = Progress("points of the frontier", points)
-    return ct.pooled_frontier(q, p, divergence=divergence, points=points, on_point=progress.update)

@@ -21,13 +21,13 @@ from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
     add_policy,
-    given_cuts,
     given_prompts,
     one_policy,
     refuse,
     rendered_ids,
     rendering,
 )
+from cactus_theory.commands.inputs import given_cuts
 from cactus_theory.commands.models import add_models, add_threads, loaded
 from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.decoding.truncation import WHOLE, Cuts

@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cactus_theory.base.files import write_whole
 
 # folder of the style and colours, which the project's figures read, too
@@ -64,6 +62,7 @@ def save_comparison(path: str, found: Any, line: Any, width: str) -> None:
     width : of WIDTHS.
     """
     import matplotlib
+    import numpy as np
     from matplotlib.figure import Figure
 
     curves: dict[str, list[tuple[float, float, float]]] = {}

@@ -24,11 +24,11 @@ from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
     add_policy,
-    given_cuts,
     one_policy,
     refuse,
     rendering,
 )
+from cactus_theory.commands.inputs import given_cuts
 from cactus_theory.commands.models import add_models, add_threads, loaded
 from cactus_theory.commands.plot import COLOURS, INK, settings, write_picture
 from cactus_theory.decoding.drafters import MODES

@@ -3,13 +3,9 @@
 import argparse
 from typing import Any
 
-import numpy as np
-
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
-from cactus_theory.base.rows import save_rows
-from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, write_csv
-from cactus_theory.commands.flags import add_rows, rows, shown_frontier
+from cactus_theory.commands.flags import add_rows
 
 GOALS = ("delta", "price", "acceptance")
 OF_ALL = ("mean_acceptance", "mean_divergence", "price", "bound", "gap")
@@ -42,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the optimum of the rows; write what ``--out`` and ``--csv`` name."""
+    import numpy as np
+
+    from cactus_theory.base.rows import save_rows
+    from cactus_theory.base.tables import print_json, print_rows, print_table, save_csv, write_csv
+    from cactus_theory.commands.inputs import rows, shown_frontier
+
     q, p = rows(args)
     asked: dict[str, Any] = {"divergence": (spec := ct.divergence(args.divergence).spec)}
     goal = {name: getattr(args, name) for name in GOALS if getattr(args, name) is not None}

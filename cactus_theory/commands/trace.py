@@ -11,7 +11,8 @@ import argparse
 from pathlib import Path
 
 from cactus_theory.base import defaults
-from cactus_theory.commands.flags import PROMPTS, add_chat, add_cuts, given_cuts
+from cactus_theory.commands.flags import PROMPTS, add_chat, add_cuts
+from cactus_theory.commands.inputs import given_cuts
 from cactus_theory.commands.models import add_models, add_threads, opened
 from cactus_theory.decoding.drafters import MODES, drafter_by
 from cactus_theory.decoding.truncation import Cuts

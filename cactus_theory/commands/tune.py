@@ -22,11 +22,10 @@ from cactus_theory.commands.flags import (
     add_policy,
     add_regret,
     add_undrafted,
-    check_cuts,
-    given_cuts,
     refuse,
     rendering,
 )
+from cactus_theory.commands.inputs import check_cuts, given_cuts
 from cactus_theory.commands.models import (
     OF_MODELS,
     add_models,

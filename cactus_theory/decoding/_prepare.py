@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.decoding._meter import Meter, TokenLog
 from cactus_theory.decoding._sampling import Warp
 from cactus_theory.decoding._text import Texts
@@ -134,7 +134,7 @@ def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool
 
 
 def _check_prompt(input_ids: Any) -> None:
-    check.check_tensor("input_ids", input_ids, "an int64 tensor", torch.int64, torch.int32)
+    tensors.check_tensor("input_ids", input_ids, "an int64 tensor", torch.int64, torch.int32)
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise ValueError(
             f"input_ids: shape must be (B, T) with at least one token; got {tuple(input_ids.shape)}"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.files import first_line
 from cactus_theory.decoding._prepare import dtype_of_pair, has_instructions
 from cactus_theory.decoding._text import check_same_vocabulary
@@ -198,7 +199,7 @@ def load_pair(
             del sources[1]
     elif draft_revision is not None:
         raise ValueError(f"draft: a revision is of an id of the Hugging Face Hub; got {draft!s}")
-    check.working_device("device", device)
+    tensors.working_device("device", device)
     tokenizers = [source.read("AutoTokenizer") for source in sources]
     check_same_vocabulary(tokenizers[0], tokenizers[-1])
     models = [load_model(source, device, dtype) for source in sources]
@@ -302,7 +303,7 @@ def load_model(
 
 def _asked(dtype: str | torch.dtype, device: str | torch.device) -> tuple[torch.dtype | None, bool]:
     """Return the dtype of weights, None for the stored one, and whether they lie on a CPU."""
-    on_cpu = check.working_device("device", device).type == "cpu"
+    on_cpu = tensors.working_device("device", device).type == "cpu"
     if not isinstance(dtype, str):
         return dtype, on_cpu
     if check.one_of("dtype", dtype, (*DTYPES, "float64")) != AUTO:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.rows import checked_logits
 from cactus_theory.decoding._sampling import Warp, checked_temperature
 from cactus_theory.decoding._text import Texts
@@ -113,11 +114,11 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
     """
     Cuts(top_k, top_p)
     law = _options(checked_temperature(temperature), top_k, top_p)
-    scores = checked_logits("logits", check.as_tensor("logits", logits))
+    scores = checked_logits("logits", tensors.as_tensor("logits", logits))
     rows = scores.reshape(1, -1, scores.shape[-1]).clone()
     warp = Warp(law["temperature"], Processors(law["logits_processor"]))
     texts = Texts([[0]], 0, frozenset(), rows.device)  # which no cut reads
-    return check.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
+    return tensors.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
 
 
 def _options(temperature: float, top_k: int, top_p: float, soft: bool = False) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.divergences.definition import (
     SAFE_RATIO,
     Divergence,
@@ -43,7 +44,7 @@ class KL(FDivergence):
         return t.clamp(min=torch.finfo(t.dtype).tiny).log_().mul_(t)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        h, q = check.float64_rows(emitted, target)
+        h, q = tensors.float64_rows(emitted, target)
         if h.shape != q.shape or not h.numel() or h.shape[-1] < LONG or h.is_cuda:
             return super().value(h, q)
         logs = (h / q).clamp_(min=SAFE_RATIO)
@@ -201,7 +202,7 @@ class MaxDivergence(Divergence):
     linear = True
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        h, q = check.float64_rows(emitted, target)
+        h, q = tensors.float64_rows(emitted, target)
         ratio = torch.where(h == 0, 0.0, h / q)
         return ratio.amax(-1).log().clamp(min=0.0)
 
@@ -283,6 +284,6 @@ class Renyi(Divergence):
         far = self.a * (self.a - 1) * generated < FAR
         if not bool(far.any()):
             return self.from_generator(generated)
-        h, q = check.float64_rows(emitted, target)
+        h, q = tensors.float64_rows(emitted, target)
         sums = (h**self.a * q ** (1 - self.a)).sum(-1)
         return torch.where(far, sums.log() / (self.a - 1), self.from_generator(generated))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 
 SAFE_RATIO = 1e-300  # h/q is finite from this q on, for any h ≤ 1
@@ -171,7 +172,7 @@ class FDivergence(Divergence):
         return value, self.slope(up) - self.slope(down)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        h, q = check.float64_rows(emitted, target)
+        h, q = tensors.float64_rows(emitted, target)
         ratio = h / q
         if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no h/q overflows: three passes fewer
             return self.centred(ratio).mul_(q).sum(-1).clamp_(min=0.0)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.divergences.definition import Divergence
 
 
@@ -31,7 +31,7 @@ class Regret(Divergence):
     linear = True
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
-        h, q = check.float64_rows(emitted, target)
+        h, q = tensors.float64_rows(emitted, target)
         return torch.where(h > 0, h * regrets(q), 0.0).sum(-1)
 
     def from_ceiling(self, ratio: Tensor) -> Tensor:

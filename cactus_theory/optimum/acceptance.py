@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence, read_divergence
@@ -99,9 +100,9 @@ def optimal_acceptance(
     kind = read_divergence(divergence)
     name, amount, most = chosen_knob(kind, delta=delta, price=price, acceptance=acceptance)
     check.one_of("support", support, SUPPORTS)
-    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    target, draft = tensors.checked_rows(target_probs, draft_probs, normalise)
     batch = target.shape[:-1]
-    amounts = check.row_numbers(name, amount, batch, target.device, 0.0, most).reshape(-1)
+    amounts = tensors.row_numbers(name, amount, batch, target.device, 0.0, most).reshape(-1)
 
     def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
         geometry = geometry_of(q, p, kind, support)
@@ -117,4 +118,4 @@ def optimal_acceptance(
     parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
     rows, *scalars = joined(parts, amounts.numel())
     columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
-    return OptimalAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
+    return OptimalAcceptance(*(tensors.scalar_like(value, target_probs) for value in columns))

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
 from cactus_theory.base.chunks import parts_of
+from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import KL

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.chunks import parts_of
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.threads import one_thread
@@ -126,9 +127,9 @@ def pooled_acceptance(
     point = _point(geometry, amount) if knob == "price" else _point_at(geometry, knob, amount)
     bound = _bound(geometry, point)
     return PooledAcceptance(
-        target=check.like(point.bands.rows.reshape(*batch, -1), target_probs),
-        acceptance=check.scalar_like(point.bands.acceptance.reshape(batch), target_probs),
-        divergence=check.scalar_like(point.bands.divergence.reshape(batch), target_probs),
+        target=tensors.like(point.bands.rows.reshape(*batch, -1), target_probs),
+        acceptance=tensors.scalar_like(point.bands.acceptance.reshape(batch), target_probs),
+        divergence=tensors.scalar_like(point.bands.divergence.reshape(batch), target_probs),
         mean_acceptance=point.acceptance,
         mean_divergence=point.divergence,
         price=point.price,
@@ -177,7 +178,7 @@ def pooled_frontier(
             on_point(len(curve))
     rows = [(at.divergence, at.acceptance, at.price, _bound(geometry, at)) for at in curve]
     columns = torch.tensor(rows, dtype=torch.float64, device="cpu").T.contiguous()
-    return PooledFrontier(*(check.scalar_like(column, target_probs) for column in columns))
+    return PooledFrontier(*(tensors.scalar_like(column, target_probs) for column in columns))
 
 
 def _pool(
@@ -189,9 +190,9 @@ def _pool(
             f"divergence: must be an f-divergence with a one-to-one price to be pooled; "
             f"got {kind.spec!r}"
         )
-    q, p = check.probability_rows(target_probs, draft_probs, normalise)
+    q, p = tensors.probability_rows(target_probs, draft_probs, normalise)
     if not q.numel():
-        raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
+        raise ValueError(f"target_probs: must hold a row; got {tensors.describe(q)}")
     flat_q, flat_p = (row.reshape(-1, q.shape[-1]) for row in (q, p))
     return kind, geometry_of(flat_q, flat_p, kind), q.shape[:-1]
 

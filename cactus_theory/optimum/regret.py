@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.rows import greedy
 from cactus_theory.base.threads import one_thread
@@ -95,9 +96,9 @@ def optimal_regret(
     """
     knobs = {"delta": delta, "price": price, "acceptance": acceptance}
     name = check.the_only_one(**knobs)
-    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    target, draft = tensors.checked_rows(target_probs, draft_probs, normalise)
     batch, most = target.shape[:-1], 1.0 if name == "acceptance" else math.inf
-    amounts = check.row_numbers(name, knobs[name], batch, target.device, 0.0, most).reshape(-1)
+    amounts = tensors.row_numbers(name, knobs[name], batch, target.device, 0.0, most).reshape(-1)
 
     def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
         rows, *scalars = _solved(q, p, name, amounts[at][:, None])
@@ -106,7 +107,7 @@ def optimal_regret(
     parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
     rows, *scalars = joined(parts, amounts.numel())
     columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
-    return OptimalRegret(*(check.scalar_like(value, target_probs) for value in columns))
+    return OptimalRegret(*(tensors.scalar_like(value, target_probs) for value in columns))
 
 
 def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:

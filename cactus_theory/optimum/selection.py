@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
 from cactus_theory.optimum.boxes import FREE
@@ -84,7 +85,7 @@ def selection_law(
     check.one_of("kind", kind, KINDS)
     undrafted = kind == "deterministic" and draft_probs is None
     draft = target_probs if undrafted else draft_probs
-    target, draft = check.checked_rows(target_probs, draft, normalise)
+    target, draft = tensors.checked_rows(target_probs, draft, normalise)
     if kind == "iid" and deterministic is not None:
         raise ValueError(
             f"deterministic: must not be given with kind={kind!r}; got {deterministic!r}"
@@ -100,7 +101,7 @@ def selection_law(
 
     parts = ((at, laws(at, *rows)) for at, rows in in_parts(target, draft))
     (law,) = joined(parts, count)
-    return check.scalar_like(law.reshape(target.shape), target_probs)
+    return tensors.scalar_like(law.reshape(target.shape), target_probs)
 
 
 def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:

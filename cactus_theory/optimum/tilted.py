@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.roots import convex_root
 from cactus_theory.base.threads import one_thread
@@ -103,7 +103,7 @@ def tilted_acceptance(
     >>> print(f"{ct.optimal_acceptance(q, p, delta=0.01).acceptance:.4f} by nats alone")
     0.6698 by nats alone
     """
-    target, draft = check.checked_rows(target_probs, draft_probs, normalise)
+    target, draft = tensors.checked_rows(target_probs, draft_probs, normalise)
     batch, like = target.shape[:-1], {"dtype": torch.float64, "device": target.device}
     try:
         own = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
@@ -112,7 +112,7 @@ def tilted_acceptance(
             f"worth: must be numbers that broadcast to the rows; got {error}"
         ) from None
     limits = {"delta": (delta, 0.0, math.inf), "at_least": (at_least, -math.inf, math.inf)}
-    amounts = [check.row_numbers(name, value, batch, target.device, *ends).reshape(-1)
+    amounts = [tensors.row_numbers(name, value, batch, target.device, *ends).reshape(-1)
                for name, (value, *ends) in limits.items()]  # fmt: skip
 
     def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
@@ -122,7 +122,7 @@ def tilted_acceptance(
     parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
     rows, *scalars = joined(parts, amounts[0].numel())
     columns = rows.reshape(target.shape), *(value.reshape(batch) for value in scalars)
-    return TiltedAcceptance(*(check.scalar_like(value, target_probs) for value in columns))
+    return TiltedAcceptance(*(tensors.scalar_like(value, target_probs) for value in columns))
 
 
 def tilted_rows(q: Rows, worth: Rows, tilt: PerRow) -> tuple[Rows, PerRow]:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.tensors import float64_rows, ungraphed
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._decisions import PathState
 from cactus_theory.policies._policy import (

@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.copies import called, guard
 from cactus_theory.base.specs import spec_of
+from cactus_theory.base.tensors import float64_rows
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow

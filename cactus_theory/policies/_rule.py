@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import ungraphed
 from cactus_theory.base.copies import lawful, lent, numbers
+from cactus_theory.base.tensors import ungraphed
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import _knobs
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual

@@ -18,8 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import ungraphed
 from cactus_theory.base.rows import scaled
+from cactus_theory.base.tensors import ungraphed
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.policies._decisions import Declaration
 from cactus_theory.policies._policy import Policy, Rows

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.tensors import float64_rows, ungraphed
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.divergences.classical import log_in_place
 from cactus_theory.optimum.rows import loops

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.optimum.batch_edges import chosen_knob

@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import float64_rows
 from cactus_theory.base.roots import convex_root
+from cactus_theory.base.tensors import float64_rows
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import PerProposal

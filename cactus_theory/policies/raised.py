@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cactus_theory.base.arguments import float64_rows, ungraphed
+from cactus_theory.base.tensors import float64_rows, ungraphed
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget
 from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support

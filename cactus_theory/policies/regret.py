@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cactus_theory.base import arguments as check
-from cactus_theory.base.arguments import ungraphed
+from cactus_theory.base.tensors import ungraphed
 from cactus_theory.divergences.regret import REGRET, regrets
 from cactus_theory.optimum.regret import (
     OneTokenRow,

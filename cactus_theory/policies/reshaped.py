@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory.base.arguments import ungraphed
+from cactus_theory.base.tensors import ungraphed
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import divergences_of

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
@@ -116,7 +117,7 @@ def assert_policy_properties(
     if rows is None:
         groups = draw_examples(int(check.number("examples", examples, 1)), seed)
     else:
-        q, p = check.probability_rows(*rows)
+        q, p = tensors.probability_rows(*rows)
         groups = ((q.reshape(-1, q.shape[-1]), p.reshape(-1, p.shape[-1])),)
     options = {"shrink_seconds": SHRINK_SECONDS if rows is None else 0.0, "elsewhere": rows is None}
     report = check_policy(policy, groups, properties=chosen, seed=seed, **options)

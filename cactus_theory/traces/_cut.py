@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
 
 # tokens of a row that stand alone at most, and the mass of q and of p below which no more do

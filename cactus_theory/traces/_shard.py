@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
 from cactus_theory.traces import _cut
 from cactus_theory.verify.draft import Draft
@@ -110,7 +111,7 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
         if not 0 <= cycle.position < 2**31:
             raise ValueError(f"position: must lie in [0, 2^31); got {cycle.position}")
         ids = cycle.draft_token_ids
-        check.check_tensor("draft_token_ids", ids, "token ids", torch.int64, torch.int32)
+        tensors.check_tensor("draft_token_ids", ids, "token ids", torch.int64, torch.int32)
         for token in ids[(ids < 0) | (ids >= vocab)].flatten()[:1].tolist():
             raise ValueError(f"draft_token_ids: must lie in [0, {vocab}); got {token}")
         _check_shape("target_probs", cycle.target_probs, count + 1, vocab)
@@ -142,8 +143,8 @@ def _doubled(name: str, rows: Tensor) -> Tensor:
     """Return rows in float64; those of half precision over their sums, which it rounds."""
     if rows.dtype not in (torch.float16, torch.bfloat16):
         return rows.double()
-    check.check_probabilities(name, rows)
-    return check.normalised(rows)
+    tensors.check_probabilities(name, rows)
+    return tensors.normalised(rows)
 
 
 def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:

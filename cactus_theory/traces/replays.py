@@ -22,6 +22,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
+from cactus_theory.base.names import UNDRAFTED
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.divergences import Divergence, read_divergence
@@ -44,8 +45,6 @@ OnCycles = Callable[[int], Any]
 SIGNED = "surprise", "agreement"
 # what is added up by name: a divergence, or None for one of these
 Metered = Mapping[str, Divergence | None]
-# who draws tokens that were not drafted
-UNDRAFTED = "policy", "target"
 
 
 def replay(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.emitted import best_acceptance, directions, law_and_acceptance
@@ -36,7 +36,7 @@ class SavedRows:
     draft_probs: Rows
 
     @classmethod
-    def of(cls, target_probs: check.ArrayLike, draft_probs: check.ArrayLike) -> "SavedRows":
+    def of(cls, target_probs: tensors.ArrayLike, draft_probs: tensors.ArrayLike) -> "SavedRows":
         """Return rows (..., V) one after another.
 
         Raises
@@ -44,9 +44,9 @@ class SavedRows:
         ValueError, TypeError
             Rows that are not distributions over one vocabulary, or none.
         """
-        q, p = check.probability_rows(target_probs, draft_probs)
+        q, p = tensors.probability_rows(target_probs, draft_probs)
         if not q.numel():
-            raise ValueError(f"target_probs: must hold a row; got {check.describe(q)}")
+            raise ValueError(f"target_probs: must hold a row; got {tensors.describe(q)}")
         vocab = q.shape[-1]
         return cls(q.reshape(-1, vocab).contiguous(), p.reshape(-1, vocab).contiguous())
 

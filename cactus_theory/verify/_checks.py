@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.base.copies import called
 from cactus_theory.base.threads import one_thread
 from cactus_theory.policies import Policy, read_policy
@@ -36,7 +36,7 @@ def verify_tensors(
         raise ValueError("coins, generator: at most one may be given; got both")
     policies = list(policy) if isinstance(policy, list | tuple) else [policy]
     policies = [one if isinstance(one, Policy) else read_policy(one) for one in policies]
-    check.check_tensor("draft_token_ids", draft_token_ids, "an int64 tensor", torch.int64)
+    tensors.check_tensor("draft_token_ids", draft_token_ids, "an int64 tensor", torch.int64)
     if validate:
         target_probs, draft_probs = _checked(
             policies, target_probs, draft_probs, draft_token_ids, generator, coins, tree
@@ -96,7 +96,7 @@ def _checked(
     tree: Draft | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return float64 normalised rows, or raise."""
-    q = check.as_tensor("target_probs", target)
+    q = tensors.as_tensor("target_probs", target)
     if ids.ndim != 2 or q.ndim != 3:
         raise ValueError(
             "draft_token_ids, target_probs: shapes must be (B, K) and (B, K + 1, V); "
@@ -127,8 +127,10 @@ def _checked(
     q = _normalised("target_probs", q, torch.nn.functional.pad(read, (1, 0), value=True))
     if draft is None:
         return q, None
-    p = check.as_tensor("draft_probs", draft)
-    check.check_pair(check.as_tensor("target_probs", target), p, ("target_probs", "draft_probs"))
+    p = tensors.as_tensor("draft_probs", draft)
+    tensors.check_pair(
+        tensors.as_tensor("target_probs", target), p, ("target_probs", "draft_probs")
+    )
     if p.shape != (shape := (batch, width, q.shape[-1])):
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
     if tree is not None:  # nodes after which a token was sampled
@@ -143,8 +145,8 @@ def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
     one_hot = probs.new_zeros(probs.shape[-1])
     one_hot[:1] = 1.0  # float16 has no 1/V for a large vocabulary
     rows = torch.where(used[..., None], probs, one_hot)
-    check.check_probabilities(name, rows)
-    return check.normalised(rows)
+    tensors.check_probabilities(name, rows)
+    return tensors.normalised(rows)
 
 
 def _check_ids(ids: Tensor, vocab: int) -> None:

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.policies import Policy
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify.block import Block
@@ -74,7 +74,7 @@ def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
     """Return the draft of declared trees; ``sampled`` None is all tokens with rows, else none."""
-    check.check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
+    tensors.check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
@@ -83,7 +83,7 @@ def declared_tree(
         flags["deterministic"] = deterministic
     for name, values in {"parents": parents, **flags}.items():
         dtype = torch.int64 if name == "parents" else torch.bool
-        check.check_tensor(name, values, f"a tensor of {dtype}", dtype)
+        tensors.check_tensor(name, values, f"a tensor of {dtype}", dtype)
         if values.shape != ids.shape:
             raise ValueError(f"{name}: shape must be {tuple(ids.shape)}; got {tuple(values.shape)}")
     if validate:

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base import defaults
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded

@@ -1,6 +1,8 @@
 """``--help`` of the four programs: few commands, in groups; every page has an example that runs."""
 
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -108,3 +110,32 @@ def test_its_example_runs(page: str, checkout: None, capsys) -> None:
     main, words = program_of(command.replace("\\\n", " "))
     assert main(words) == STATUS.get(page, 0), capsys.readouterr().err
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["", "solve", "audit", "compare", "check"])
+def test_help_is_printed_before_torch_is_imported(command: str) -> None:
+    """``import torch`` takes two seconds of a processor, ``--help`` a tenth of one."""
+    code = (
+        "import sys\nfrom cactus_theory.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit as ended:\n    assert ended.code == 0\n"
+        "heavy = {'torch', 'numpy', 'numba'} & {*sys.modules}\n"
+        "print(*heavy, file=sys.stderr, end='')"
+    )
+    words = [sys.executable, "-c", code, *command.split(), "--help"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
+
+
+def test_help_lists_what_the_package_registers() -> None:
+    """In a process of its own, as tests register more."""
+    code = (
+        "from cactus_theory.base import names\n"
+        "from cactus_theory.divergences import list_divergences\n"
+        "from cactus_theory.policies._registry import POLICIES\n"
+        "from cactus_theory.verify.contract import verifiers\n"
+        "assert names.POLICIES == POLICIES.names(), POLICIES.names()\n"
+        "assert names.DIVERGENCES == list_divergences(), list_divergences()\n"
+        "assert names.VERIFIERS == verifiers(), verifiers()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(ROOT.glob("cactus_theory/commands/*.py"))
 EXPERIMENTS = sorted([*ROOT.glob("simulations/**/*.py"), *ROOT.glob("solvers/*.py")])
-READERS = ("flags.py", "models.py")  # of flags that several commands share
+READERS = ("flags.py", "inputs.py", "models.py")  # of flags that several commands share
 BEGIN = ("run", "check_asked")  # the latter refuses flags, and returns nothing
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import cactus_theory as ct
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.decoding import (
     Between,
     ByPosition,

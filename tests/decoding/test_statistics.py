@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.decoding import Callbacks, ModelDrafter, NGram, generate, rounds
 from cactus_theory.decoding.models import cache_check, projections
 from cactus_theory.decoding.readings import Reading

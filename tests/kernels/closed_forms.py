@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.base.arguments import normalised
+from cactus_theory.base.tensors import normalised
 from cactus_theory.kernels import LogitsVerdict, random_numbers
 from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.policies import Entrywise

@@ -50,7 +50,7 @@ PRESSED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sl
 @pytest.mark.parametrize(
     ("words", "command"),
     some([
-        ("-m simulations demo", "python -m simulations"),
+        ("-m simulations demo", "python -m simulations demo"),
         ("-m solvers selection", "python -m solvers"),
         ("-m cactus_theory.lm_eval", "python -m cactus_theory.lm_eval"),
         ("-m cactus_theory generate", "cactus-theory"),

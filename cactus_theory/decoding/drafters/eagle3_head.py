@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base import tensors
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.recognised import ROTARY
 
@@ -124,11 +125,11 @@ class Eagle3Head(nn.Module):
         ModuleNotFoundError
             transformers or safetensors are not installed (extra llm).
         """
-        tensors = check.optional_module("safetensors.torch", "llm")
+        library = check.optional_module("safetensors.torch", "llm")
         try:
             options = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
             config = _layer_config(options)
-            weights = tensors.load_file(Path(folder) / WEIGHTS)
+            weights = library.load_file(Path(folder) / WEIGHTS)
             with torch.device("meta"):  # no memory is taken for weights that are only claimed
                 head = cls(config, options, shares=EMBEDDING not in weights)
             offsets = weights.pop("d2t", None)
@@ -159,7 +160,7 @@ class Eagle3Head(nn.Module):
             elif name not in filled:
                 if stored not in weights:
                     raise ValueError(f"{stored} is not there")
-                check.check_tensor(stored, weights[stored], f"one of {DTYPES}", *DTYPES)
+                tensors.check_tensor(stored, weights[stored], f"one of {DTYPES}", *DTYPES)
                 filled[name] = weights.pop(stored).to(dtype)
                 if filled[name].shape != own.shape:
                     shapes = tuple(own.shape), tuple(filled[name].shape)
@@ -231,7 +232,7 @@ def _ids(offsets: Tensor | None, marked: Tensor | None, head: Eagle3Head) -> Int
     if offsets is None and size != vocab:
         raise ValueError("d2t is not there")
     offsets = torch.zeros(size, dtype=torch.int64, device="cpu") if offsets is None else offsets
-    check.check_tensor("d2t", offsets, "int32 or int64", torch.int32, torch.int64)
+    tensors.check_tensor("d2t", offsets, "int32 or int64", torch.int32, torch.int64)
     ids = torch.arange(len(offsets), device="cpu") + offsets
     if len(ids.unique()) != size or int(ids.min()) < 0 or int(ids.max()) >= vocab:
         raise ValueError(f"d2t: must give {size} ids below {vocab}, each once; got others")
