@@ -81,7 +81,7 @@ def test_the_notice_says_where_all_shipped_data_are_from() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     told = set(re.findall(r"^  (\S+)  +\S", notice, flags=re.M))
     shipped = {path.name for path in (ROOT / "simulations/data").iterdir()}
-    assert told == shipped - {"__pycache__"}  # of my_rule.py, once a test has read it
+    assert told == shipped - {"__pycache__"}  # of wrong_rule.py, once a test has read it
     models = {path.parent for path in (ROOT / "simulations").rglob("*.safetensors")}
     traces = {ROOT / "simulations/data" / name for name in ("trace", "smollm_trace")}
     for folder in models - traces:

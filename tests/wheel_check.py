@@ -41,7 +41,7 @@ NEEDED = [
     ("llm", "transformers", [*COMMAND, *f"generate {MODELS} {CACTUS} --prompt x".split()], {}),
     ("llm", "transformers",
      [*COMMAND, *f"tune {MODELS} --prompts FILE --nats 0.05".split()], {}),
-    ("testing", "hypothesis", [*COMMAND, "check", "my_rule.py:my_rule"], {}),
+    ("testing", "hypothesis", [*COMMAND, "check", "wrong_rule.py:wrong_rule"], {}),
     ("figures", "matplotlib", [*COMMAND, *f"compare rows.npz {CACTUS} --plot a.png".split()], {}),
     ("solvers", "cvxpy", [*SOLVERS, *"optimal rows.npz --delta 0.1".split()], {}),
     ("solvers", "cvxpy", [*SOLVERS, *"design rows.npz --delta 0.1".split()], {}),
@@ -131,10 +131,10 @@ def check_files(sdist: str) -> None:
 def main(sdist: str) -> None:
     assert Path(ct.__file__).is_relative_to(sys.prefix), f"{ct.__file__} is not the wheel's"
     check_files(os.path.abspath(sdist))
-    rule = Path(__file__).resolve().parents[1] / "simulations" / "data" / "my_rule.py"
+    rule = Path(__file__).resolve().parents[1] / "simulations" / "data" / "wrong_rule.py"
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        Path("my_rule.py").write_bytes(rule.read_bytes())
+        Path("wrong_rule.py").write_bytes(rule.read_bytes())
         np.savez("rows.npz", **ROWS)
         check_numbers()
         check_extras()

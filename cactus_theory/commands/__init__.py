@@ -11,10 +11,10 @@ COMMANDS = {
         "audit": ("what a policy emits, costs and declares",
                   "simulations/data/rows.npz --policy cactus:delta=0.1"),
         "compare": ("policies at equal nats, or equal acceptance, on rows or a trace",
-                    "simulations/data/rows.npz --policy simulations/data/my_rule.py:my_rule "
+                    "simulations/data/rows.npz --policy simulations/data/wrong_rule.py:wrong_rule "
                     "--policy lenience --policy band --nats 0.02 0.05"),
         "check": ("look for rows on which a policy is wrong",
-                  "simulations/data/my_rule.py:my_rule --examples 200"),
+                  "simulations/data/wrong_rule.py:wrong_rule --examples 200"),
     },
     "Decode": {
         "generate": ("decode a prompt with a draft model",

@@ -13,7 +13,7 @@ from torch import Tensor
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding._prepare import HALF, Opening, dtype_of
 from cactus_theory.decoding._text import Text
-from cactus_theory.decoding.models.projections import preparing
+from cactus_theory.decoding.models.projections import preparation
 from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
@@ -62,9 +62,9 @@ class Rounds(ABC):
     """
 
     def __init__(self, opening: Opening) -> None:
-        self.clock, self.prepared = Stopwatch(), preparing.seconds
+        self.clock, self.prepared_before = Stopwatch(), preparation.seconds
         if opening.texts.device.type == "cpu" and not warm.cache_info().currsize:
-            with preparing():  # numba's import and its cache are no part of a round
+            with preparation.timed():  # numba's import and its cache are no part of a round
                 warm()
         self.opening, self.options = opening, opening.options
         self.verifier = self.options.parsed_verifier
@@ -78,7 +78,7 @@ class Rounds(ABC):
         """Decode until every row has ended or is full."""
         on_tokens, single = self.options.callbacks.on_tokens, self.texts.batch == 1
         self.clock.lap("other")
-        self.clock.set_apart(preparing.seconds - self.prepared)
+        self.clock.set_apart(preparation.seconds - self.prepared_before)
         while any(text.room for text in self.texts.rows):
             new = self.round()
             if on_tokens is not None:

@@ -86,12 +86,11 @@ class Harness:
         *,
         repeat: int = 0,
         meter: bool = False,
-        record_rows: bool = False,
     ) -> Decoded:
         """Decode one group of ``config.batch`` prompts by its method.
 
-        ``repeat`` says which pass over the prompts it is, each with seeds of its own; ``meter`` and
-        ``record_rows`` as in :func:`cactus_theory.generate`, not timed.
+        ``repeat`` says which pass over the prompts it is, each with seeds of its own; ``meter``
+        as in :func:`cactus_theory.generate`, not timed.
         """
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]
@@ -107,7 +106,6 @@ class Harness:
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
             meter=meter,
-            record_rows=record_rows,
         )
         result = decode(target, config.drafter(self.pair.draft), ids, options)
         outputs = [[t for t in row if t >= 0] for row in result.output_token_ids.tolist()]

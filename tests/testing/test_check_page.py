@@ -18,12 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "simulations" / "data"
 PAGE = (ROOT / "cactus_theory" / "CHECK.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
-CODE = "# my_rule.py\n" + (DATA / "my_rule.py").read_text(encoding="utf-8").partition('"""\n\n')[2]
+SOURCE = (DATA / "wrong_rule.py").read_text(encoding="utf-8")
+CODE = "# wrong_rule.py\n" + SOURCE.partition('"""\n\n')[2]
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copy(DATA / "my_rule.py", tmp_path)
+    shutil.copy(DATA / "wrong_rule.py", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
@@ -43,7 +44,7 @@ def test_the_rows_are_the_shipped_ones(folder):
 
 
 def test_the_call_that_is_printed_fails_until_the_rule_is_mended(folder, capfd):
-    assert main(["check", "my_rule.py:my_rule", "--examples", "200"]) == 1
+    assert main(["check", "wrong_rule.py:wrong_rule", "--examples", "200"]) == 1
     out, err = capfd.readouterr()
     assert "Traceback" not in err
     assert f"{len(PROPERTIES)}/{len(PROPERTIES)}" in err and out.count("\n") > 30
@@ -51,5 +52,5 @@ def test_the_call_that_is_printed_fails_until_the_rule_is_mended(folder, capfd):
     with pytest.raises(AssertionError, match="breaks the property budget_holds"):
         eval(again)
     mended = CODE.replace("return min(1, raised", "return min(1, q[n]")
-    (folder / "my_rule.py").write_text(mended + "\n# mended\n", encoding="utf-8")
+    (folder / "wrong_rule.py").write_text(mended + "\n# mended\n", encoding="utf-8")
     assert eval(again).passed

@@ -21,7 +21,7 @@ from cactus_theory.base.files import first_line
 from cactus_theory.base.tolerances import HALF_LOGITS_TOLERANCE, LOGITS_TOLERANCE
 from cactus_theory.decoding.models.cache import allocate, text_config
 from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, gathered
-from cactus_theory.decoding.models.projections import preparing
+from cactus_theory.decoding.models.projections import preparation
 from cactus_theory.decoding.models.recognised import changed
 
 # tokens and rows of the check: room for two different lengths, a prefix and a branch
@@ -59,7 +59,7 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
     key = *map(type, model.modules()), *(getattr(config, name, None) for name in DECIDING)
     known = {} if (change := changed(model)) else _KNOWN.setdefault(_anchor(model), {})
     if key not in known:
-        with preparing(), torch.inference_mode():
+        with preparation.timed(), torch.inference_mode():
             known[key] = _answer(model, change)
     refusal, drafts, together = known[key]
     if refusal is not None and not (lossless and drafts):

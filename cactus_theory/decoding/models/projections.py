@@ -35,19 +35,23 @@ KERNEL_ERROR = 1e-4
 _PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
-class _Preparing(threading.local):
-    """Seconds that this thread has spent preparing models."""
+class Preparation(threading.local):
+    """The seconds that this thread has spent on what is done once: weights laid out, models tried.
+
+    The total only grows: a decode charges the difference between its beginning and its first round.
+    """
 
     seconds = 0.0
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
+        """Add the seconds that a block takes."""
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
 
 
-preparing = _Preparing()
+preparation = Preparation()
 
 
 class Linear:
@@ -165,7 +169,7 @@ def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
     state = [(own.data_ptr(), own.shape, own.dtype, _sum_of_bits(own)) for own in weights]
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
-        with preparing(), one_thread():
+        with preparation.timed(), one_thread():
             known = _PREPARED[module] = (state, make(module, *others))
     return known[1]
 
