@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         register,
     )
     from cactus_theory.policies import read_policy as policy
-    from cactus_theory.policies._rule import rule
+    from cactus_theory.policies.rule import rule
     from cactus_theory.tuned import load_tuned
     from cactus_theory.tuning.compare import compare
     from cactus_theory.tuning.knobs import solve_knob
@@ -88,7 +88,7 @@ _NAMES = {
     "optimum": "optimal_acceptance optimal_regret pooled_acceptance pooled_frontier "
     "selection_law tilted_acceptance",
     "policies": "Budget Declaration PerProposal Policy list_policies policy=read_policy register",
-    "policies._rule": "rule",
+    "policies.rule": "rule",
     "tuned": "load_tuned",
     "tuning.compare": "compare",
     "tuning.knobs": "solve_knob",

@@ -18,8 +18,8 @@ from cactus_theory.optimum.bands import HEAD
 from cactus_theory.optimum.batch_edges import solve_edges
 from cactus_theory.optimum.certificate import geometry_of
 from cactus_theory.policies import Declaration, PerProposal, Policy, read_policy
-from cactus_theory.policies._decisions import BUDGET_TOLERANCE
-from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.claims import BUDGET_TOLERANCE
+from cactus_theory.policies.policy import one_hot
 
 
 @one_thread()

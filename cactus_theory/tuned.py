@@ -9,7 +9,7 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.files import read_marked
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.traces.log import check_weights
 from cactus_theory.verify.contract import find_verifier, registered_verifier
 

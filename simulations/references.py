@@ -39,8 +39,8 @@ from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.policies import FixedTarget, Policy, read_policy
-from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies._tilt import colder, tilt_of, untilted
+from cactus_theory.policies.policy import one_hot
+from cactus_theory.policies.tilt import colder, tilt_of, untilted
 from cactus_theory.traces.estimate import ratio_of_sums
 
 from .common.inputs import PAIR, ROOT, at_least, digest, settings_of

@@ -19,9 +19,9 @@ from torch import Tensor
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import SharedResidual
-from cactus_theory.policies._knobs import Count, NotNegative
-from cactus_theory.policies._policy import accept_probability, normalised_or, one_hot
 from cactus_theory.policies.accepted_sets import TopK
+from cactus_theory.policies.knob_values import Count, NotNegative
+from cactus_theory.policies.policy import accept_probability, normalised_or, one_hot
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 

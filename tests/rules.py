@@ -6,7 +6,7 @@ from typing import get_args
 
 import cactus_theory as ct
 from cactus_theory.divergences.definition import examples as divergences
-from cactus_theory.policies._decisions import Support
+from cactus_theory.policies.claims import Support
 from tests.amounts import THOROUGH
 from tests.formulas import TEN
 

@@ -17,7 +17,7 @@ from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.optimum.selection import KINDS
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies.policy import PathState
 from cactus_theory.verify import find_verifier
 from tests.amounts import amount
 from tests.rules import RULES

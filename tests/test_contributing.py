@@ -9,7 +9,7 @@ import pytest
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.divergences.definition import DIVERGENCES
-from cactus_theory.policies import _registry
+from cactus_theory.policies.registry import POLICIES
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing.properties import PROPERTIES
 from tests.amounts import THOROUGH
@@ -25,7 +25,7 @@ DIVERGENCE = (ROOT / "tests/kits/lecam.py").read_text(encoding="utf-8")
 
 @pytest.fixture
 def boosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(_registry.POLICIES, "known", dict(_registry.POLICIES.known))
+    monkeypatch.setattr(POLICIES, "known", dict(POLICIES.known))
     monkeypatch.chdir(tmp_path)
     Path("boosted.py").write_text(POLICY, encoding="utf-8")
     return "boosted.py:Boosted"

@@ -18,7 +18,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import Pair, load_pair
 from cactus_theory.divergences import definition as divergences
-from cactus_theory.policies import _registry as policies
+from cactus_theory.policies import registry as policies
 from cactus_theory.testing.properties import PROPERTIES
 from cactus_theory.testing.verifiers import VERIFIER_PROPERTIES
 from cactus_theory.verify import contract as verifiers

@@ -3,7 +3,7 @@ import torch
 
 from cactus_theory.base import roots
 from cactus_theory.divergences.classical import KL
-from cactus_theory.policies._policy import accept_probability
+from cactus_theory.policies.policy import accept_probability
 from cactus_theory.verify.draw import pick
 from tests import shapes
 

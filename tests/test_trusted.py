@@ -19,7 +19,7 @@ from cactus_theory.base.files import beside
 from cactus_theory.base.prompts import prompts_of
 from cactus_theory.base.rows import load_rows
 from cactus_theory.cli import main
-from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
 from simulations.__main__ import main as simulations
 from solvers.__main__ import main as solvers

@@ -17,7 +17,7 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.processors import Processors, refuse
 from cactus_theory.policies import Policy
-from cactus_theory.policies._rule import FunctionPolicy
+from cactus_theory.policies.rule import FunctionPolicy
 
 # half precision → the instructions of processors for it, as torch names them: x86-64's, then ARM's
 HALF = {

@@ -17,8 +17,8 @@ from cactus_theory.decoding.schedule import OnePolicy, Schedule, Spec
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.regret import losses
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._tilt import colder, tilt_of, untilted
 from cactus_theory.policies.regret import Regret
+from cactus_theory.policies.tilt import colder, tilt_of, untilted
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Assignment, Draft

@@ -14,8 +14,8 @@ from cactus_theory.base.copies import copied, is_own
 from cactus_theory.base.specs import names_a_file
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._registry import policy_in_file
-from cactus_theory.policies._tilt import untilted
+from cactus_theory.policies.registry import policy_in_file
+from cactus_theory.policies.tilt import untilted
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes, stacked

@@ -9,10 +9,10 @@ import numpy as np
 
 from cactus_theory.kernels.buffers import SplitKnob
 from cactus_theory.policies import Policy
-from cactus_theory.policies._tilt import tilt_of, untilted
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.cactus import Cactus, CactusExact
 from cactus_theory.policies.raised import Lenience, Mixture, Speculative
+from cactus_theory.policies.tilt import tilt_of, untilted
 
 # kinds of formula that give a policy's ceiling from q_n and p_n
 SCALED, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(5)

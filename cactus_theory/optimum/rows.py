@@ -5,7 +5,7 @@ upper edge b, and the first look is at r itself, which :mod:`cactus_theory.verif
 only a rejection needs the band, for the residual (aq − p)₊ (THEORY.md, Theorem 15).
 
 A row is that of a node of a drafted path, which is reached with an alive ratio P
-(:class:`cactus_theory.policies._decisions.PathState`), and by itself that of P = 1. What is emitted
+(:class:`cactus_theory.policies.policy.PathState`), and by itself that of P = 1. What is emitted
 there is g = P h with the band of p/P (Theorem 13, for later tokens that are worth nothing):
 
 .. math:: g = \mathrm{clip}(p,\; A q,\; U q), \qquad Σ g = P, \qquad f'(U/P) − f'(A/P) = 1/ν

@@ -8,13 +8,13 @@ from cactus_theory.policies import (  # noqa: F401, I001  (the order in which th
     reshaped,
     regret,
 )
-from cactus_theory.policies._policy import Policy as Policy
+from cactus_theory.policies.policy import Policy as Policy
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget, SharedResidual
 from cactus_theory.policies._base_classes import PerProposal as PerProposal
-from cactus_theory.policies._decisions import Budget as Budget
-from cactus_theory.policies._decisions import Declaration as Declaration
-from cactus_theory.policies._registry import list_policies as list_policies
-from cactus_theory.policies._registry import read_policy as read_policy
-from cactus_theory.policies._registry import register as register
+from cactus_theory.policies.claims import Budget as Budget
+from cactus_theory.policies.claims import Declaration as Declaration
+from cactus_theory.policies.registry import list_policies as list_policies
+from cactus_theory.policies.registry import read_policy as read_policy
+from cactus_theory.policies.registry import register as register
 
 __all__ = ["Entrywise", "FixedTarget", "SharedResidual"]

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from cactus_theory.base.tensors import float64_rows, ungraphed
 from cactus_theory.optimum.rows import loops
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import (
+from cactus_theory.policies.policy import (
     Entries,
     Id,
     Ids,
+    PathState,
     Policy,
     Rows,
     accept_probability,

@@ -14,9 +14,9 @@ from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.divergences.classical import log_in_place
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import SharedResidual
-from cactus_theory.policies._decisions import Budget, Declaration
-from cactus_theory.policies._knobs import Count, NotNegative, Share
-from cactus_theory.policies._policy import (
+from cactus_theory.policies.claims import Budget, Declaration
+from cactus_theory.policies.knob_values import Count, NotNegative, Share
+from cactus_theory.policies.policy import (
     TIE,
     Entries,
     Id,
@@ -27,7 +27,7 @@ from cactus_theory.policies._policy import (
     normalised_or,
     one_hot,
 )
-from cactus_theory.policies._registry import register
+from cactus_theory.policies.registry import register
 
 
 class AcceptedSet(SharedResidual):

@@ -18,11 +18,11 @@ from cactus_theory.optimum.boxes import Boxes, boxed_about
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import FixedTarget
-from cactus_theory.policies._decisions import Budget, Declaration, PathState
-from cactus_theory.policies._knobs import DivergenceSpec, NotNegative, Share
-from cactus_theory.policies._policy import TIE, Entries, Rows
-from cactus_theory.policies._registry import register
-from cactus_theory.policies._tilt import Tilted, colder
+from cactus_theory.policies.claims import Budget, Declaration
+from cactus_theory.policies.knob_values import DivergenceSpec, NotNegative, Share
+from cactus_theory.policies.policy import TIE, Entries, PathState, Rows
+from cactus_theory.policies.registry import register
+from cactus_theory.policies.tilt import Tilted, colder
 
 # the word for the ids that end a text
 EOS = "eos"

@@ -14,9 +14,9 @@ from cactus_theory.base.tensors import float64_rows
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.rows import loops
 from cactus_theory.policies._base_classes import PerProposal
-from cactus_theory.policies._decisions import Budget, Declaration
-from cactus_theory.policies._knobs import DivergenceSpec, NotNegative
-from cactus_theory.policies._registry import register
+from cactus_theory.policies.claims import Budget, Declaration
+from cactus_theory.policies.knob_values import DivergenceSpec, NotNegative
+from cactus_theory.policies.registry import register
 
 # largest 2δ, as ∞·0 is NaN
 MOST = sys.float_info.max

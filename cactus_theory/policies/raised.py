@@ -9,11 +9,11 @@ import torch
 from cactus_theory.base.tensors import float64_rows, ungraphed
 from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget
-from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support
-from cactus_theory.policies._knobs import PositiveShare, Share
-from cactus_theory.policies._policy import Entries, Rows, normalised_or
-from cactus_theory.policies._registry import register
-from cactus_theory.policies._tilt import Tilted
+from cactus_theory.policies.claims import Budget, Declaration, Support
+from cactus_theory.policies.knob_values import PositiveShare, Share
+from cactus_theory.policies.policy import Entries, PathState, Rows, normalised_or
+from cactus_theory.policies.registry import register
+from cactus_theory.policies.tilt import Tilted
 
 
 class Raised(Tilted, Entrywise, FixedTarget):

@@ -18,10 +18,10 @@ from cactus_theory.optimum.regret import (
     kept_within,
 )
 from cactus_theory.policies._base_classes import FixedTarget
-from cactus_theory.policies._decisions import Declaration, PathState
-from cactus_theory.policies._knobs import NotNegative
-from cactus_theory.policies._policy import Rows
-from cactus_theory.policies._registry import register
+from cactus_theory.policies.claims import Declaration
+from cactus_theory.policies.knob_values import NotNegative
+from cactus_theory.policies.policy import PathState, Rows
+from cactus_theory.policies.registry import register
 
 
 @register("regret")

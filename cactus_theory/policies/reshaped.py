@@ -14,15 +14,21 @@ from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.bands import divergences_of
 from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
 from cactus_theory.policies._base_classes import FixedTarget
-from cactus_theory.policies._decisions import Budget, Declaration, PathState, Support
-from cactus_theory.policies._knobs import (
+from cactus_theory.policies.claims import Budget, Declaration, Support
+from cactus_theory.policies.knob_values import (
     Count,
     DivergenceSpec,
     NotNegative,
     PositiveShare,
 )
-from cactus_theory.policies._policy import Entries, Rows, accept_probability, normalised_or
-from cactus_theory.policies._registry import register
+from cactus_theory.policies.policy import (
+    Entries,
+    PathState,
+    Rows,
+    accept_probability,
+    normalised_or,
+)
+from cactus_theory.policies.registry import register
 
 
 @register("fuzzy")

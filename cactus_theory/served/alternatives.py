@@ -19,7 +19,7 @@ from cactus_theory.base import defaults
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.policy import one_hot
 
 # share of the claim in every alternative: none is refuted by one token that it never emits
 SHARE = 1e-3

@@ -6,7 +6,7 @@ import numpy as np
 
 from cactus_theory.base import defaults
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.policy import one_hot
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.traces.trace import ENTRIES, Trace
 from cactus_theory.verify.chain import Chain

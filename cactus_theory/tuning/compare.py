@@ -15,8 +15,8 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
 from cactus_theory.policies import Policy, list_policies
-from cactus_theory.policies._registry import class_of
-from cactus_theory.policies._tilt import tilt_of
+from cactus_theory.policies.registry import class_of
+from cactus_theory.policies.tilt import tilt_of
 from cactus_theory.traces._cut import merged
 from cactus_theory.traces._folder import CUT
 from cactus_theory.traces.estimate import Estimate, Replay, valued

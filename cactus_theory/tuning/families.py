@@ -19,10 +19,10 @@ from cactus_theory.base.specs import merged_knobs, parse_spec
 from cactus_theory.decoding.schedule import followers
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences.regret import REGRET
-from cactus_theory.policies import Policy, _knobs, read_policy
-from cactus_theory.policies._registry import class_of
-from cactus_theory.policies._tilt import Tilted, tilt_of
+from cactus_theory.policies import Policy, knob_values, read_policy
 from cactus_theory.policies.band import EOS, Band
+from cactus_theory.policies.registry import class_of
+from cactus_theory.policies.tilt import Tilted, tilt_of
 from cactus_theory.traces.replays import check_unit
 from cactus_theory.verify.contract import find_verifier
 
@@ -155,7 +155,7 @@ def family_of(
     if (varied := varied or _free(word, own, given, kind)) is None:
         base = read_policy(word, **fixed).at_ends(ends)
         return Family(base.spec, verifier, base)
-    known = _knobs.of(own)
+    known = knob_values.of(own)
     check.one_of("knob", varied, tuple(known))
     scale, whole = _scale(word, own, varied), _whole(varied, known[varied])
     start = scale[0](scale[2])
@@ -170,11 +170,11 @@ def family_of(
 
 def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str | None:
     """Return the knob that is free where a spec names none; None if it has a value, or no knob."""
-    if isinstance(word, str) and {"price", "delta"} <= {*_knobs.of(own)}:
+    if isinstance(word, str) and {"price", "delta"} <= {*knob_values.of(own)}:
         named = {"price", "delta"} & set(given)
         return None if named else "price" if kind.priced or kind == REGRET else "delta"
     knob = word.knob if isinstance(word, Policy) else own.knob
-    named = (name for name in _knobs.of(own) if name in KNOBS and name != "tilt")
+    named = (name for name in knob_values.of(own) if name in KNOBS and name != "tilt")
     knob = knob or next(named, None)
     return None if knob in given else knob
 
@@ -182,7 +182,7 @@ def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str 
 def _whole(name: str, knob: Parameter) -> bool:
     """Return whether a knob takes whole numbers only; of a plain function, by its default."""
     try:
-        _knobs.converted(name, 0.5, knob.annotation)
+        knob_values.converted(name, 0.5, knob.annotation)
     except ValueError:
         return True
     return isinstance(knob.default, int) and not isinstance(knob.default, bool)
@@ -196,7 +196,7 @@ def _scale(word: Any, own: Any, varied: str) -> Scale:
     """
     if own.__module__.startswith(PACKAGE) and varied in KNOBS:
         return KNOBS[varied]
-    default = _knobs.of(own)[varied].default
+    default = knob_values.of(own)[varied].default
     value = default if isinstance(default, int | float) else 1.0
     policy = word if isinstance(word, Policy) else read_policy(word, **{varied: value})
     claims = policy.declares

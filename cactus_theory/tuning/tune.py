@@ -20,7 +20,7 @@ from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences.regret import REGRET
-from cactus_theory.policies._tilt import tilt_of
+from cactus_theory.policies.tilt import tilt_of
 from cactus_theory.traces.ends import end_ratio, tells
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.replays import draft_width

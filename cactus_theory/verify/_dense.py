@@ -6,9 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import accept_probability, one_hot
-from cactus_theory.policies._tilt import worth_of_rows
+from cactus_theory.policies.policy import PathState, accept_probability, one_hot
+from cactus_theory.policies.tilt import worth_of_rows
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, pick
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.policies._policy import normalised_or
+from cactus_theory.policies.policy import normalised_or
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._dense import Blocks, block_on_device
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.policy import one_hot
 from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify._dense import undrafted
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier

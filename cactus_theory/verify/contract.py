@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cactus_theory.base.specs import Registry, names_a_file, parse_spec, spec_of
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies.policy import PathState
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.node import Node, Nodes
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from cactus_theory.policies import Policy
-from cactus_theory.policies._tilt import colder, tilt_of, untilted
+from cactus_theory.policies.tilt import colder, tilt_of, untilted
 
 # target rows of a round: those of the drafted tokens, and one for the bonus token
 Targets = Float[Tensor, "batch K1 vocab"]

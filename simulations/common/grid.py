@@ -15,7 +15,7 @@ from cactus_theory.base.specs import file_of, label
 from cactus_theory.decoding import schedule
 from cactus_theory.decoding.schedule import check_rule, read_rule
 from cactus_theory.decoding.setting import Setting
-from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.verify import verifiers
 from cactus_theory.verify.contract import registered_verifier
 

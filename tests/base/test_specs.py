@@ -13,7 +13,7 @@ from cactus_theory.decoding import Schedule
 from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.divergences import definition as divergences
 from cactus_theory.divergences.definition import known_divergence
-from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.verify import contract as verifiers
 from simulations.common.grid import checked_policy, followers
 from tests.commands.test_bad_input import NAMES, called

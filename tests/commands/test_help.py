@@ -131,7 +131,7 @@ def test_help_lists_what_the_package_registers() -> None:
     code = (
         "from cactus_theory.base import names\n"
         "from cactus_theory.divergences import list_divergences\n"
-        "from cactus_theory.policies._registry import POLICIES\n"
+        "from cactus_theory.policies.registry import POLICIES\n"
         "from cactus_theory.verify.contract import verifiers\n"
         "assert names.POLICIES == POLICIES.names(), POLICIES.names()\n"
         "assert names.DIVERGENCES == list_divergences(), list_divergences()\n"

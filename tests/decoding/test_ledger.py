@@ -21,7 +21,7 @@ from cactus_theory.decoding import (
     Siblings,
     generate,
 )
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies.policy import PathState
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from tests.amounts import amount, some

@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.decoding import Ledger, ModelDrafter, NGram
 from cactus_theory.emitted import directions
-from cactus_theory.policies._tilt import colder, worth_of_rows
+from cactus_theory.policies.tilt import colder, worth_of_rows
 from cactus_theory.traces import Trace, replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from cactus_theory.verify._dense import Blocks

@@ -16,8 +16,8 @@ from cactus_theory.base.tensors import normalised
 from cactus_theory.kernels import LogitsVerdict, random_numbers
 from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.policies import Entrywise
-from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
+from cactus_theory.policies.policy import one_hot
 from cactus_theory.verify import Assignment, Draft
 from cactus_theory.verify._dense import Blocks
 from cactus_theory.verify.draw import pick

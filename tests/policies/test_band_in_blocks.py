@@ -10,9 +10,8 @@ import cactus_theory as ct
 from cactus_theory.decoding._meter import Meter
 from cactus_theory.divergences import read_divergence
 from cactus_theory.optimum.look_ahead import LookAhead
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import one_hot
 from cactus_theory.policies.band import Band
+from cactus_theory.policies.policy import PathState, one_hot
 from cactus_theory.verify import Assignment, Block, Draft, find_verifier
 from cactus_theory.verify.node import Node
 from tests.amounts import amount, some

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import cactus_theory as ct
-from cactus_theory.policies import _registry
+from cactus_theory.policies.registry import POLICIES
 from tests.rows import pair
 
 FILE = '''
@@ -48,7 +48,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(_registry.POLICIES, "known", dict(_registry.POLICIES.known))
+    monkeypatch.setattr(POLICIES, "known", dict(POLICIES.known))
     (tmp_path / "mine.py").write_text(FILE, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -6,8 +6,9 @@ from typing import Literal, Optional
 import pytest
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, _registry
-from cactus_theory.policies._knobs import converted
+from cactus_theory.policies import FixedTarget
+from cactus_theory.policies.knob_values import converted
+from cactus_theory.policies.registry import POLICIES
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Knobs(FixedTarget):
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_registry.POLICIES, "known", dict(_registry.POLICIES.known))
+    monkeypatch.setattr(POLICIES, "known", dict(POLICIES.known))
 
 
 def values(rule: ct.Policy) -> list[object]:

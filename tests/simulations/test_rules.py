@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._registry import POLICIES
+from cactus_theory.policies.registry import POLICIES
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.traces import replay
 from cactus_theory.verify import Assignment, Draft, find_verifier

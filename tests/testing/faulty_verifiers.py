@@ -10,7 +10,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Declaration, FixedTarget
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies.policy import PathState
 from cactus_theory.verify import Chain, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 from tests.testing.plain_verifier import Plain

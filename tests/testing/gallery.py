@@ -20,9 +20,9 @@ from cactus_theory.policies import (
     Policy,
     SharedResidual,
 )
-from cactus_theory.policies._policy import accept_probability, normalised_or
 from cactus_theory.policies.accepted_sets import Thresholds
 from cactus_theory.policies.band import Band
+from cactus_theory.policies.policy import accept_probability, normalised_or
 
 EXAMPLES = 2000
 COUNTS = (50, 300, EXAMPLES)

@@ -4,8 +4,7 @@ import itertools
 
 import torch
 
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.policy import PathState, one_hot
 from cactus_theory.verify import Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 

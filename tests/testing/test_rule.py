@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies import FixedTarget, SharedResidual, _policy, _rule
+from cactus_theory.policies import FixedTarget, SharedResidual
 from cactus_theory.testing._policies import check_policy
 from tests.rows import pair
 from tests.testing.gallery import taylor
@@ -74,9 +74,9 @@ def test_a_residual_of_two_arguments_is_asked_once_a_row():
 
 
 def test_a_long_enumeration_says_how_long_and_what_would_be_fast(monkeypatch):
-    monkeypatch.setattr(_policy, "FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(_policy, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(_policy, "ENTRIES", 20)
+    monkeypatch.setattr("cactus_theory.policies.policy.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("cactus_theory.policies.policy.SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("cactus_theory.policies.policy.ENTRIES", 20)
     q, p = pair(1, 10, seed=6)
     slow = ct.rule(lambda q, p, n: 0.5, residual=lambda q, p, n: q)
     with pytest.warns(UserWarning, match=r"10 tokens .* \(V = 10\), about .*; where .*f\(q, p\)"):
@@ -185,7 +185,9 @@ def accepted_at_once(q, p, n, *, delta=0.5):
 
 @pytest.mark.parametrize("vocab", [5, 700])
 def test_a_vectorised_rule_equals_the_scalar_one(vocab, monkeypatch):
-    monkeypatch.setattr(_rule, "ENTRIES", 2000)  # several calls, the last one shorter
+    monkeypatch.setattr(
+        "cactus_theory.policies.rule.ENTRIES", 2000
+    )  # several calls, the last one shorter
     fast = ct.rule(accepted_at_once, vectorised=True)
     q, p = pair(2, 3, vocab, seed=2, kinds=("zeros", "zeros"))
     torch.testing.assert_close(fast.acceptance_row(q, p), lenient.acceptance_row(q, p), **CLOSE)
@@ -210,7 +212,7 @@ def test_a_vectorised_target_and_residual():
 
 
 def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
-    monkeypatch.setattr(_rule, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("cactus_theory.policies.rule.SLOW_SECONDS", 0.0)
     with pytest.warns(UserWarning, match=r"lenient: took .* for 6 questions; .*vectorised=True"):
         lenient.acceptance_row(*pair(2, 3))
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cactus_theory as ct
-from cactus_theory.policies._registry import policy_of_data
+from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.testing import assert_policy_properties
 
 

@@ -8,9 +8,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import Policy
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import one_hot
-from cactus_theory.policies._tilt import tilt_of
+from cactus_theory.policies.policy import PathState, one_hot
+from cactus_theory.policies.tilt import tilt_of
 from cactus_theory.verify import Draft, find_verifier
 from cactus_theory.verify._dense import block_on_device
 from tests.amounts import amount, some

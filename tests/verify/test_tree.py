@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies.policy import PathState
 from cactus_theory.verify import Assignment, Draft, Tree
 from cactus_theory.verify.walk import Path
 from tests.amounts import amount, some

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import cactus_theory as ct
-from cactus_theory.policies._decisions import PathState
+from cactus_theory.policies.policy import PathState
 from tests.counts import p_value
 
 PAIR = Path(__file__).resolve().parents[2] / "simulations" / "pair"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import read_policy
-from cactus_theory.policies._decisions import PathState
-from cactus_theory.policies._policy import one_hot
+from cactus_theory.policies.policy import PathState, one_hot
 from cactus_theory.testing._property import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,

@@ -21,8 +21,8 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import scaled
 from cactus_theory.base.tensors import ungraphed
 from cactus_theory.base.tolerances import DECIDED
-from cactus_theory.policies._decisions import Declaration
-from cactus_theory.policies._policy import Policy, Rows
+from cactus_theory.policies.claims import Declaration
+from cactus_theory.policies.policy import Policy, Rows
 
 Tilt = Annotated[float, partial(check.number, low=-1, high=1e6, open_low=True)]
 # claims that a tilt leaves

@@ -16,6 +16,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,8 +30,8 @@ from cactus_theory.base.tensors import float64_rows
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.optimum.rows import NodeRow
-from cactus_theory.policies import _knobs
-from cactus_theory.policies._decisions import Declaration, PathState
+from cactus_theory.policies import knob_values
+from cactus_theory.policies.claims import Declaration
 
 Rows = Float[Tensor, "*batch vocab"]
 Ids = Int[Tensor, "*batch m"]
@@ -70,6 +71,18 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
     return row.scatter_(-1, n[..., None], 1.0)
 
 
+@dataclass(frozen=True)
+class PathState:
+    """The alive ratio P of the path to each of some rows, and the entries raised there."""
+
+    # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
+    # are all accepted (averaged over the tokens drafted later)
+    alive: Float[Tensor, "*batch"]
+    # h_n of the drafted token, float64, where the drafter was deterministic and the policy has
+    # looked ahead (LookAhead), else None
+    raised: Float[Tensor, "*batch"] | None = None
+
+
 class Policy(ABC):
     """When to accept a drafted token, and what replaces it; subclasses are frozen dataclasses.
 
@@ -103,8 +116,8 @@ class Policy(ABC):
 
     def __post_init__(self) -> None:
         """Read the knobs, each as its annotation says; ValueError for a value outside its range."""
-        given = {name: getattr(self, name) for name in _knobs.of(type(self))}
-        for name, value in _knobs.read(type(self), given).items():
+        given = {name: getattr(self, name) for name in knob_values.of(type(self))}
+        for name, value in knob_values.read(type(self), given).items():
             object.__setattr__(self, name, value)
 
     @property

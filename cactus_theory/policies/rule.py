@@ -18,10 +18,10 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base.copies import lawful, lent, numbers
 from cactus_theory.base.tensors import ungraphed
 from cactus_theory.divergences import read_divergence
-from cactus_theory.policies import _knobs
+from cactus_theory.policies import knob_values
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
-from cactus_theory.policies._decisions import Budget, Declaration, PathState
-from cactus_theory.policies._policy import ENTRIES, Id, Ids, Policy, Rows, normalised_or
+from cactus_theory.policies.claims import Budget, Declaration
+from cactus_theory.policies.policy import ENTRIES, Id, Ids, PathState, Policy, Rows, normalised_or
 
 Function = Callable[..., Any]
 
@@ -42,10 +42,12 @@ class FunctionPolicy(Policy):
     source: ClassVar[Any]  # what was given to ``rule``
 
     def __call__(self, *arguments: Any, **knobs: Any) -> Any:
+        """Call the function at these knobs, else at the policy's."""
         return self.function(*arguments, **{**vars(self), **knobs})
 
     @property
     def function(self) -> Function:
+        """Return the function that was given to ``rule``."""
         return self.source.function
 
     @property
@@ -115,6 +117,8 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 class FunctionRule(FunctionPolicy):
+    """A policy that accepts a drafted token by a plain function of (q, p, n)."""
+
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return the function's acceptance; the function is not called for tokens with p = 0."""
         q, p = ungraphed(q), ungraphed(p).expand(q.shape)
@@ -147,6 +151,7 @@ class FunctionTarget(FunctionPolicy, FixedTarget):
     """A policy that emits a row given by a plain function of (q, p)."""
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
+        """Return the rows h (..., V) that the function gives."""
         q, p = torch.broadcast_tensors(q, p)
         every = torch.arange(q.shape[:-1].numel(), device=q.device)
         return self._answers(self.function, _flat(q), _flat(p), every).reshape(q.shape)
@@ -246,10 +251,10 @@ def _read(function: Function) -> tuple[int, dict[str, inspect.Parameter]]:
             "function: must take (q, p, n) or (q, p), and knobs after a *; "
             f"got {function.__name__}{inspect.signature(function)}"
         )
-    every = _knobs.of(function).items()
+    every = knob_values.of(function).items()
     knobs = {name: knob for name, knob in every if knob.kind is knob.KEYWORD_ONLY}
     for name, knob in knobs.items():
-        if knob.default is _knobs.MISSING:
+        if knob.default is knob_values.MISSING:
             raise ValueError(f"function: the knob {name} needs a default value; got none")
         if hasattr(FunctionPolicy, name) or name in ("name", "source"):
             raise ValueError(f"function: a knob must not be named as a policy's own; got {name!r}")
@@ -281,7 +286,7 @@ def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
 
 def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
     """Return declared values; raise unless each has a field, can be read and has its knob."""
-    known = {name: entry for name, entry in _knobs.of(Declaration).items() if name != "budget"}
+    known = {name: entry for name, entry in knob_values.of(Declaration).items() if name != "budget"}
     if unknown := min(declared.keys() - known, default=None):
         raise TypeError(f"rule: declares one of {', '.join(sorted(known))}; got {unknown!r}")
     for name, nothing in (("direction", 0), ("strict", None)):
@@ -292,4 +297,4 @@ def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
     for name in declared:
         if isinstance(getattr(Declaration, name), bool) and not isinstance(declared[name], bool):
             raise ValueError(f"{name}: must be True or False; got {declared[name]!r}")
-    return _knobs.read(Declaration, declared)
+    return knob_values.read(Declaration, declared)

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from cactus_theory.base.copies import called
 from cactus_theory.base.specs import Registry, merged_knobs, names_a_file, parse_spec
 from cactus_theory.divergences import read_divergence
-from cactus_theory.policies import _knobs
-from cactus_theory.policies._policy import Policy
-from cactus_theory.policies._rule import DEFINED, FunctionPolicy
+from cactus_theory.policies import knob_values
+from cactus_theory.policies.policy import Policy
+from cactus_theory.policies.rule import DEFINED, FunctionPolicy
 
 Kind = TypeVar("Kind", bound=type[Policy] | Policy)
 POLICIES: Registry[Any] = Registry(
@@ -167,16 +167,16 @@ def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> 
 def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
     """Return a class's object, or an object, at these values of its knobs."""
     kind: Any = entry if isinstance(entry, type) else type(entry)
-    known = _knobs.of(kind) if entry is kind or is_dataclass(entry) else {}
+    known = knob_values.of(kind) if entry is kind or is_dataclass(entry) else {}
     for knob in values:
         if knob not in known:
             allowed = ", ".join(known) or "none"
             raise ValueError(f"policy: {name} takes the knobs {allowed}; got {knob!r}")
-    ready = _knobs.read(kind, values)
+    ready = knob_values.read(kind, values)
     if entry is not kind:
         return replace(entry, **ready) if ready else entry  # type: ignore[type-var]
     for knob, own in known.items():
-        if own.default is _knobs.MISSING and knob not in ready:
+        if own.default is knob_values.MISSING and knob not in ready:
             raise ValueError(f"policy: {name} needs the knob {knob}; got {spec!r}")
     if missing := sorted(getattr(kind, "__abstractmethods__", ())):
         raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
@@ -198,8 +198,8 @@ def list_policies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "knobs": {
-                knob: None if known.default is _knobs.MISSING else known.default
-                for knob, known in _knobs.of(kind).items()
+                knob: None if known.default is knob_values.MISSING else known.default
+                for knob, known in knob_values.of(kind).items()
             },
             "summary": (kind.__doc__ or kind.__name__).strip().splitlines()[0],
             "declares": _declared(kind),

@@ -1,10 +1,9 @@
-"""Records that policies and verifiers exchange: claims and paths."""
+"""Claims of a policy: a budget of divergence, and properties; tests and audits check them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
@@ -106,15 +105,3 @@ class Declaration:
     optimal: bool = False
     floored: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class PathState:
-    """The alive ratio P of the path to each of some rows, and the entries raised there."""
-
-    # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
-    # are all accepted (averaged over the tokens drafted later)
-    alive: Float[Tensor, "*batch"]
-    # h_n of the drafted token, float64, where the drafter was deterministic and the policy has
-    # looked ahead (LookAhead), else None
-    raised: Float[Tensor, "*batch"] | None = None
