@@ -32,7 +32,7 @@ from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding import Pair
-from cactus_theory.decoding._text import completion
+from cactus_theory.decoding.text import completion
 from cactus_theory.decoding.truncation import Cuts
 from cactus_theory.lm_eval.tasks import floor
 

@@ -30,14 +30,14 @@ from cactus_theory.base.prompts import Prompt, is_utf8, prompts_of
 from cactus_theory.base.specs import label
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import add_chat, add_policy, rendered_ids, rendering
-from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.drafters._base import DraftContext
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter
+from cactus_theory.decoding.drafters.interface import DraftContext
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.decoding.sampling import Warp
+from cactus_theory.decoding.text import Texts, fitted
 from cactus_theory.policies import FixedTarget, Policy, read_policy
 from cactus_theory.policies.policy import one_hot
 from cactus_theory.policies.tilt import colder, tilt_of, untilted

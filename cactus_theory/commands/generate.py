@@ -201,7 +201,7 @@ def _decoded(
     pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any, cap: float | None
 ) -> dict[str, Any]:
     from cactus_theory.decoding import decode
-    from cactus_theory.decoding._text import completion
+    from cactus_theory.decoding.text import completion
 
     ids = torch.tensor([prompt_ids], device=pair.target.device)
     result, plain = decode(pair.target, drafter, ids, options), drafter is None
@@ -227,7 +227,7 @@ def _answers(
     cap: float | None,
 ) -> int:
     """Print the answer to each prompt as a JSON line, prompt i with the seed plus i; return 0."""
-    from cactus_theory.decoding._prepare import opened_texts
+    from cactus_theory.decoding.prepare import opened_texts
 
     models = {"target_model": pair.target} | ({} if drafter is None else drafter.check(pair.target))
     for prompt, row in zip(prompts, ids, strict=True):

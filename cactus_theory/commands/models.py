@@ -13,9 +13,9 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.commands.flags import given_prompts, refuse, rendered_ids
-from cactus_theory.decoding._prepare import has_instructions
 from cactus_theory.decoding.drafters import NAMES
 from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
+from cactus_theory.decoding.prepare import has_instructions
 
 # flags that name the models and their prompts
 OF_MODELS = ("target", "draft", "prompts")

@@ -1,6 +1,6 @@
 """Decode prompts: keywords or one object of options in, a result out.
 
-The stages behind them, in order: ``options`` checks what was asked for, ``_prepare`` the models
+The stages behind them, in order: ``options`` checks what was asked for, ``prepare`` the models
 and prompts; ``rounds`` drafts, verifies and measures until every text has ended, on the host
 (``host``) or on a GPU (``device``); ``result`` says what came out.
 """
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._prepare import Opening, dtype_of, warn_of_emulation
 from cactus_theory.decoding.device import on_device
 from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.prepare import Opening, dtype_of, warn_of_emulation
 from cactus_theory.decoding.result import GenerationResult
 
 

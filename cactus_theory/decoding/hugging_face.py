@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.generate import decode, show_keywords
-from cactus_theory.decoding.honoured import check_honoured
+from cactus_theory.decoding.hugging_face_options import check_honoured
 from cactus_theory.decoding.options import NO_CALLBACKS, Callbacks, DecodeOptions, check_stop
 from cactus_theory.decoding.result import GenerationResult
+from cactus_theory.decoding.text import Stop
 from cactus_theory.divergences import Divergence
 
 # the library's stopping criteria that the loop handles itself, and those that ask row by row
@@ -79,11 +79,12 @@ def speculative_generate(
     ------
     ValueError
         No draft (``assistant_model=`` is dropped as ``streamer=`` is); every option of ``generate``
-        that :mod:`cactus_theory.decoding.honoured` does not list, unless it does nothing: beams,
-        guidance, scores in the output, …; every input beside token ids and their mask, such as
-        images, token types or a cache; processors that cannot be copied; in a batch processors
-        (:mod:`cactus_theory.decoding.processors`) and criteria of one's own, a streamer, and limits
-        of time or stop strings without an end-of-text id; stop strings without ``text_tokenizer``;
+        that :mod:`cactus_theory.decoding.hugging_face_options` does not list, unless it does
+        nothing: beams, guidance, scores in the output, …; every input beside token ids and their
+        mask, such as images, token types or a cache; processors that cannot be copied; in a batch
+        processors (:mod:`cactus_theory.decoding.processors`) and criteria of one's own, a streamer,
+        and limits of time or stop strings without an end-of-text id; stop strings without
+        ``text_tokenizer``;
         and as :func:`cactus_theory.generate`.
 
     Examples

@@ -18,8 +18,6 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base import tensors
 from cactus_theory.base.files import first_line
-from cactus_theory.decoding._prepare import dtype_of_pair, has_instructions
-from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters import (
     NAMES,
     Drafter,
@@ -28,6 +26,8 @@ from cactus_theory.decoding.drafters import (
     named_drafter,
 )
 from cactus_theory.decoding.drafters.eagle3_head import CONFIG, WEIGHTS, Eagle3Head, holds_head
+from cactus_theory.decoding.prepare import dtype_of_pair, has_instructions
+from cactus_theory.decoding.text import check_same_vocabulary
 
 AUTO = "auto"
 # names of dtypes that models are loaded in

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding._sampling import checked_seeds, checked_temperature
-from cactus_theory.decoding._text import Stop
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import Seconds
+from cactus_theory.decoding.sampling import checked_seeds, checked_temperature
 from cactus_theory.decoding.schedule import (
     Schedule,
     Spec,
@@ -21,6 +20,7 @@ from cactus_theory.decoding.schedule import (
     read_rule,
     relaxes_greedy,
 )
+from cactus_theory.decoding.text import Stop
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy

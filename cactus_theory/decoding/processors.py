@@ -24,7 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding._snapshot import Snapshot
-from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding.text import Texts
 from cactus_theory.optimum.rows import loops
 from cactus_theory.verify.draft import Draft
 

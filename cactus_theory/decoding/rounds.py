@@ -11,12 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
-from cactus_theory.decoding._prepare import HALF, Opening, dtype_of
-from cactus_theory.decoding._text import Text
 from cactus_theory.decoding.models.projections import preparation
+from cactus_theory.decoding.prepare import HALF, Opening, dtype_of
 from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
+from cactus_theory.decoding.text import Text
 from cactus_theory.optimum.rows import warm
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.node import Node

@@ -11,11 +11,11 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base import tensors
 from cactus_theory.base.rows import checked_logits
-from cactus_theory.decoding._sampling import Warp, checked_temperature
-from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import as_drafter
-from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
+from cactus_theory.decoding.drafters.interface import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.processors import Processors
+from cactus_theory.decoding.sampling import Warp, checked_temperature
+from cactus_theory.decoding.text import Texts
 
 
 @dataclass(frozen=True)

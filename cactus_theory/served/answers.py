@@ -15,15 +15,15 @@ from torch import Tensor
 
 from cactus_theory.base.files import first_line, read_marked, write_marked
 from cactus_theory.base.prompts import Prompt, Rendering
-from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters import Eagle3Drafter, as_drafter
-from cactus_theory.decoding.drafters._base import DraftContext
+from cactus_theory.decoding.drafters.interface import DraftContext
 from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.load import Pair
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.decoding.sampling import Warp
+from cactus_theory.decoding.text import Texts, fitted
 from cactus_theory.served.alternatives import EDGE, ENTRIES, Alternative, Claim, Rows, log_factors
 from cactus_theory.served.evidence import Evidence
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
-from cactus_theory.decoding._prepare import dtype_of_pair, opened_texts
-from cactus_theory.decoding._sampling import checked_temperature
 from cactus_theory.decoding.drafters import Drafter, as_drafter
 from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import Callbacks, DecodeOptions
+from cactus_theory.decoding.prepare import dtype_of_pair, opened_texts
+from cactus_theory.decoding.sampling import checked_temperature
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy

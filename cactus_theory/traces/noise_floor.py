@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
-from cactus_theory.decoding._prepare import dtype_of
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.prepare import dtype_of
 from cactus_theory.divergences import read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import read_policy

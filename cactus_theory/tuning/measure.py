@@ -8,11 +8,11 @@ from typing import Any
 
 from cactus_theory.base.arguments import whole_number
 from cactus_theory.decoding import DecodeOptions, GenerationResult, decode
-from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.options import Callbacks
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import DECODING_PARTS, Seconds
 from cactus_theory.decoding.setting import Setting
+from cactus_theory.decoding.text import left_padded
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies.policy import normalised_or
-from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import Blocks, block_on_device
+from cactus_theory.verify.checks import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import Coins, Generators
+from cactus_theory.verify.on_device import Blocks, block_on_device
 from cactus_theory.verify.walk import Walk, chains
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.policies.policy import one_hot
-from cactus_theory.verify._checks import verify_tensors
-from cactus_theory.verify._dense import undrafted
+from cactus_theory.verify.checks import verify_tensors
 from cactus_theory.verify.contract import VerdictLaw, Verifier, register_verifier
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import NO_TOKEN, Coins, Generators, pick
+from cactus_theory.verify.on_device import undrafted
 from cactus_theory.verify.walk import Walk, chains
 
 

@@ -28,9 +28,9 @@ from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
 from cactus_theory.policies.policy import PathState
-from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import pick_one
+from cactus_theory.verify.on_device import raised_entries
 
 # numpy's on a CPU, a tensor on a device
 Row = Any

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from cactus_theory.base import tensors
 from cactus_theory.policies import Policy
-from cactus_theory.verify._checks import verify_tensors
 from cactus_theory.verify.block import Block
+from cactus_theory.verify.checks import verify_tensors
 from cactus_theory.verify.contract import register_verifier
 from cactus_theory.verify.draft import Accept, Assignment, Draft, Draws, Targets, Verdict
 from cactus_theory.verify.draw import Coins, Generators

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 from cactus_theory.policies import Entrywise, Policy
-from cactus_theory.verify._dense import raised_entries
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
 from cactus_theory.verify.node import Node, Nodes, Residual, ask_recovered, ask_together
+from cactus_theory.verify.on_device import raised_entries
 
 # indices of entries of rows: of the batch, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]

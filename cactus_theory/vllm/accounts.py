@@ -24,9 +24,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cactus_theory.decoding._meter import Meter
-from cactus_theory.decoding._verification import Rule
+from cactus_theory.decoding.assignment import Rule
 from cactus_theory.decoding.ledger import Ledger
+from cactus_theory.decoding.meter import Meter
 from cactus_theory.decoding.readings import DIRECTIONS
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.verify.node import Node

@@ -31,7 +31,7 @@ from torch import Tensor
 from cactus_theory.base.rows import softmax_in_order
 from cactus_theory.policies import Policy
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
-from cactus_theory.verify._checks import assignment
+from cactus_theory.verify.checks import assignment
 from cactus_theory.verify.draw import Coins
 
 PLACEHOLDER = -1

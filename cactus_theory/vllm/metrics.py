@@ -21,7 +21,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 
-from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding.meter import Meter
 from cactus_theory.divergences import Divergence
 from cactus_theory.policies import Policy
 from cactus_theory.verify.draft import Draft, Verdict

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.decoding._verification import assigned, policies_of
+from cactus_theory.decoding.assignment import assigned, policies_of
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.vllm.accounts import End, Request

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import cactus_theory as ct
-from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding.meter import Meter
 from cactus_theory.verify import find_verifier
 from cactus_theory.verify.node import nodes_of_rows
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from cactus_theory.decoding import DecodeOptions, GenerationResult, Pair, decode
-from cactus_theory.decoding._text import left_padded
 from cactus_theory.decoding.options import own_ends
+from cactus_theory.decoding.text import left_padded
 
 from .grid import HF_ASSISTED, Config
 

@@ -14,10 +14,10 @@ from cactus_theory.base.tensors import normalised
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded
-from cactus_theory.decoding._text import Texts, fitted
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
+from cactus_theory.decoding.text import Texts, fitted
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick

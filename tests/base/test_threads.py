@@ -14,7 +14,7 @@ SCRIPT = """
 import os, sys, threading, numpy as np, torch
 import cactus_theory as ct
 from cactus_theory.base.threads import one_thread
-from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding.meter import Meter
 from cactus_theory.verify import Chain
 from cactus_theory.verify.node import nodes_of_rows
 

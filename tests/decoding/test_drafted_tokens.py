@@ -10,11 +10,11 @@ import itertools
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, _sampling, generate
-from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, generate, sampling
 from cactus_theory.decoding.drafters import siblings
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.models import cache
+from cactus_theory.decoding.text import Texts
 from cactus_theory.verify import Chain, Tree
 from tests.amounts import amount, some
 from tests.kits.drafters import assert_drafter_properties
@@ -167,7 +167,7 @@ def test_a_number_shared_by_drafter_and_verifier_is_noticed(pair):
 
 @pytest.mark.parametrize("singly", [False, True])
 def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly):
-    toss = _sampling.toss
+    toss = sampling.toss
 
     def shared(texts, wanted, coins=int):
         draft, accept, draw = toss(texts, wanted, coins)
@@ -175,7 +175,7 @@ def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly)
             draw = draft[:, 0]
         return draft, accept, draw
 
-    monkeypatch.setattr(_sampling, "toss", shared)
+    monkeypatch.setattr(sampling, "toss", shared)
     with pytest.raises(AssertionError, match="a uniform number must be used once"):
         assert_drafter_properties(pair[1], pair[0], rounds=1)
 

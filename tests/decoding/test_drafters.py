@@ -21,10 +21,10 @@ from cactus_theory.decoding import (
     read_drafter,
     speculative_generate,
 )
-from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters.model import ACCEPTANCE, PLACES
 from cactus_theory.decoding.drafters.ngram import NGramDrafting
 from cactus_theory.decoding.options import Callbacks
+from cactus_theory.decoding.text import Texts
 from cactus_theory.traces import log_trace
 from cactus_theory.verify import Assignment, Draft, find_verifier
 from tests.decoding.conftest import random_llama

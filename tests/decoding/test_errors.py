@@ -24,9 +24,9 @@ from cactus_theory.decoding import (
     load_pair,
     speculative_generate,
 )
-from cactus_theory.decoding._text import check_same_vocabulary
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.text import check_same_vocabulary
 from cactus_theory.decoding.truncation import Cuts
 from simulations.common.inputs import PAIR
 from tests.decoding.models.families import build, families

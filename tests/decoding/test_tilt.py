@@ -11,7 +11,7 @@ from cactus_theory.emitted import directions
 from cactus_theory.policies.tilt import colder, worth_of_rows
 from cactus_theory.traces import Trace, replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from cactus_theory.verify._dense import Blocks
+from cactus_theory.verify.on_device import Blocks
 from tests.rows import pair
 
 IDS, TILT, KL = torch.tensor([[1, 2, 3]]), 0.25, ct.divergence("kl")

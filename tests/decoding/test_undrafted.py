@@ -8,8 +8,8 @@ from cactus_theory.decoding import ByPosition, Ledger, ModelDrafter, NGram
 from cactus_theory.testing import assert_verifier_properties
 from cactus_theory.traces import Trace, replay
 from cactus_theory.verify import Assignment, Draft, find_verifier
-from cactus_theory.verify._dense import block_on_device
 from cactus_theory.verify.chain import chain_on_device
+from cactus_theory.verify.on_device import block_on_device
 
 IDS, HEAT, COLD = torch.tensor([[1, 2, 3]]), 0.6, f"speculative:tilt={1 / 0.6 - 1}"
 KL = ct.divergence("kl")

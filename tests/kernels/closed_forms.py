@@ -19,8 +19,8 @@ from cactus_theory.policies import Entrywise
 from cactus_theory.policies.band import Band
 from cactus_theory.policies.policy import one_hot
 from cactus_theory.verify import Assignment, Draft
-from cactus_theory.verify._dense import Blocks
 from cactus_theory.verify.draw import pick
+from cactus_theory.verify.on_device import Blocks
 
 # a sum of float32 probabilities over up to 151,936 tokens, relative to 1
 SUMMED = 2e-6

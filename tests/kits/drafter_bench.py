@@ -10,14 +10,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.copies import copied
-from cactus_theory.decoding._prepare import Opening
-from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.drafters import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.prepare import Opening
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.decoding.sampling import Warp
+from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
 from cactus_theory.testing._property import Bounds, Seen
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier

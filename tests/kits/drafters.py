@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding import _sampling
-from cactus_theory.decoding._text import Texts
+from cactus_theory.decoding import sampling
 from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies.policy import PathState
 from cactus_theory.testing._property import Bounds, Properties, broken
@@ -160,8 +160,8 @@ def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
         texts = Texts([[0] for _ in lengths], 1, frozenset(), torch.device("cpu"))
         for text in texts.rows:
             text.stream = stream(1 + torch.arange(64.0).double())
-        draft, accept, draw = _sampling.toss(texts, lengths, seen.accepting)
-        draw = _sampling.more_draws(texts, draw, lengths, seen.verifier.draws).reshape(
+        draft, accept, draw = sampling.toss(texts, lengths, seen.accepting)
+        draw = sampling.more_draws(texts, draw, lengths, seen.verifier.draws).reshape(
             len(lengths), -1
         )
         for row, length in enumerate(lengths):

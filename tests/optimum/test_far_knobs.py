@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding.meter import Meter
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.testing import assert_policy_properties
 from cactus_theory.verify import Chain

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cactus_theory as ct
-from cactus_theory.decoding._meter import Meter
+from cactus_theory.decoding.meter import Meter
 from cactus_theory.divergences import read_divergence
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.policies.band import Band

@@ -6,8 +6,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.verify import Assignment, Block, Chain, Draft, Verdict
-from cactus_theory.verify._dense import Blocks
 from cactus_theory.verify.draw import pick
+from cactus_theory.verify.on_device import Blocks
 from cactus_theory.verify.walk import Walk, chains
 
 # the largest float64 below 1, the last value a coin can take

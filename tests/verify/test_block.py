@@ -11,7 +11,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.policies.policy import PathState, one_hot
 from cactus_theory.policies.tilt import tilt_of
 from cactus_theory.verify import Draft, find_verifier
-from cactus_theory.verify._dense import block_on_device
+from cactus_theory.verify.on_device import block_on_device
 from tests.amounts import amount, some
 from tests.rows import KINDS, pair
 from tests.rules import RULES

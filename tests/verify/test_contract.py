@@ -9,9 +9,9 @@ import torch
 import cactus_theory as ct
 from cactus_theory.policies import Declaration
 from cactus_theory.verify import Assignment, Chain, Draft, find_verifier, verifiers
-from cactus_theory.verify._dense import block_on_device
 from cactus_theory.verify.chain import chain_on_device
 from cactus_theory.verify.node import nodes_of_rows
+from cactus_theory.verify.on_device import block_on_device
 from tests.rules import RULES
 from tests.rules import SPECS as EVERY
 
@@ -135,7 +135,7 @@ def test_a_false_claim_changes_nothing_that_is_emitted():
 
 
 def test_the_meter_looks_instead_of_believing():
-    from cactus_theory.decoding._meter import Meter
+    from cactus_theory.decoding.meter import Meter
 
     q, p, *_ = rows(6, 1)
     meter = Meter()

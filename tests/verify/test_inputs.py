@@ -5,7 +5,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.verify import Assignment, Draft, find_verifier, verifiers
-from cactus_theory.verify._checks import verify_tensors
+from cactus_theory.verify.checks import verify_tensors
 from tests.amounts import some
 from tests.rules import RULES, of_each
 

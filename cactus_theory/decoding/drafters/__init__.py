@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from cactus_theory.base.specs import parse_knobs
-from cactus_theory.decoding.drafters._base import DraftContext, Drafting
-from cactus_theory.decoding.drafters._base import Drafter as Drafter
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
 from cactus_theory.decoding.drafters.eagle3_head import holds_head
+from cactus_theory.decoding.drafters.interface import DraftContext, Drafting
+from cactus_theory.decoding.drafters.interface import Drafter as Drafter
 from cactus_theory.decoding.drafters.model import ModelDrafter as ModelDrafter
 from cactus_theory.decoding.drafters.ngram import NGram as NGram
 from cactus_theory.decoding.drafters.own_weights import EarlyExit as EarlyExit

@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding.drafters._base import (
+from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
+from cactus_theory.decoding.drafters.interface import (
     DraftContext,
     Drafter,
     Drafting,
     SampledDrafting,
     nothing,
 )
-from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache import RaggedCache
 from cactus_theory.decoding.models.hugging_face_forward import gathered

@@ -27,8 +27,7 @@ from numpy import interp
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.decoding._text import check_model_vocabularies, fitted
-from cactus_theory.decoding.drafters._base import (
+from cactus_theory.decoding.drafters.interface import (
     DraftContext,
     Drafter,
     Drafting,
@@ -36,6 +35,7 @@ from cactus_theory.decoding.drafters._base import (
     nothing,
 )
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
+from cactus_theory.decoding.text import check_model_vocabularies, fitted
 from cactus_theory.verify.draft import Draft
 
 # Lossless acceptance at temperature 1 as a function of p(d), linear between measurements of two

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, write
+from cactus_theory.decoding.drafters.interface import DraftContext, Drafter, Drafting, write
+from cactus_theory.decoding.text import Texts
 from cactus_theory.verify.draft import Draft
 
 # n tokens → {each token that followed them, the latest one last: its position}

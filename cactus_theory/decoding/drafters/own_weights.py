@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.drafters.eagle3_head import DTYPES
+from cactus_theory.decoding.drafters.interface import DraftContext, Drafter, Drafting
 from cactus_theory.decoding.drafters.model import ModelDrafting, check_stop
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache_check import INSTEAD

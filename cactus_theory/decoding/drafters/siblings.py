@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.arguments import whole_number
-from cactus_theory.decoding.drafters._base import DraftContext, Drafter, Drafting, best
+from cactus_theory.decoding.drafters.interface import DraftContext, Drafter, Drafting, best
 from cactus_theory.verify.draft import Draft
 
 

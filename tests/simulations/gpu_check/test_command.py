@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cactus_theory.decoding import generate
-from cactus_theory.decoding._text import left_padded
+from cactus_theory.decoding.text import left_padded
 from simulations.__main__ import main
 from simulations.common.inputs import PROMPTS, load_prompts
 from simulations.common.results import read_csv

@@ -28,10 +28,12 @@ class Rule:
             self.state = self.schedule.observe(self.state, self.schedule.shown(nodes))
 
     def advance(self, new_ids: Sequence[int]) -> None:
+        """Tell the schedule which ids the text has got."""
         self.state = self.schedule.advance(self.state, list(new_ids))
 
 
 def policies_of(rules: Sequence[Rule]) -> tuple[Policy, ...]:
+    """Return the policies of all texts, each once."""
     policies: list[Policy] = []
     for rule in rules:
         policies += [policy for policy in rule.policies if policy not in policies]
@@ -45,6 +47,7 @@ def assigned(
     draft: Draft,
     verifier: Verifier,
 ) -> Assignment:
+    """Return which policy judges each drafted token, and the rows that schedules have solved."""
     if len(policies) == 1:
         return Assignment(policies)
     chosen, nodes = [], dict[tuple[int, int], Node]()

@@ -28,6 +28,7 @@ class TokenLog:
         self.target, self.emitted = np.full((2, batch, room), np.nan)
 
     def enter(self, node: Node, spent: float, emitted: Emitted) -> None:
+        """Record the charge of an emitted token, and its log-probabilities if they are kept."""
         *at, token = emitted
         self.charges[*at] = spent
         if self.has_log_probs:
@@ -36,9 +37,11 @@ class TokenLog:
                 self.emitted[*at] = np.log(node.h(token))
 
     def costs(self, width: int) -> Float[Tensor, "batch width"]:
+        """Return the charges of the first ``width`` tokens of every text, in the meter's unit."""
         return torch.from_numpy(self.charges[:, :width].copy())
 
     def log_probs(self, width: int) -> LogProbs | None:
+        """Return ln q and ln h of the first ``width`` tokens of every text; None if not kept."""
         if not self.has_log_probs:
             return None
         logs = (torch.from_numpy(of[:, :width].copy()) for of in (self.target, self.emitted))

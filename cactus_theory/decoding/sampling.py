@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.rows import greedy, scaled, softmax_in_order, warn_of_probabilities
-from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.processors import Places, Processors
+from cactus_theory.decoding.text import Texts
 from cactus_theory.verify.draft import Draft
 
 
@@ -33,6 +33,7 @@ class Warp:
 
     @property
     def greedy(self) -> bool:
+        """Return whether the temperature is 0."""
         return self.temperature == 0
 
     def __call__(
@@ -135,10 +136,12 @@ def fill(
 
 
 def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:
+    """Return the seed (0 for None), or one for each text; integers of at least 0."""
     if isinstance(seed, Sequence) and not isinstance(seed, str):
         return [check.whole_number("seed", number, 0) for number in seed]
     return 0 if seed is None else check.whole_number("seed", seed, 0)
 
 
 def checked_temperature(temperature: float) -> float:
+    """Return a finite temperature of at least 0; ValueError for another."""
     return check.finite("temperature", temperature, 0)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import tensors
-from cactus_theory.decoding._meter import Meter, TokenLog
-from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding._text import Texts
-from cactus_theory.decoding._verification import policies_of
+from cactus_theory.decoding.assignment import policies_of
 from cactus_theory.decoding.drafters import as_drafter
+from cactus_theory.decoding.meter import Meter, TokenLog
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.processors import Processors, refuse
+from cactus_theory.decoding.sampling import Warp
+from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
 from cactus_theory.policies.rule import FunctionPolicy
 
@@ -173,6 +173,7 @@ def dtype_of(models: Iterable[Any]) -> str:
 
 
 def dtype_of_pair(target_model: Any, draft_model: Any) -> str:
+    """Return :func:`dtype_of` target and draft; ``draft_model`` is checked against the target."""
     drafts = {} if draft_model is None else as_drafter(draft_model).check(target_model)
     return dtype_of([target_model, *drafts.values()])
 

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from cactus_theory.base import defaults
-from cactus_theory.decoding._verification import Rule
+from cactus_theory.decoding.assignment import Rule
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.readings import Kind
 from cactus_theory.decoding.schedule import Schedule, Spec
@@ -99,6 +99,7 @@ class Texts:
 
     @property
     def batch(self) -> int:
+        """Return the number of texts that are not finished."""
         return len(self.rows)
 
     @property
@@ -129,11 +130,13 @@ class Texts:
         self._write([length + offset for length in self.lengths], token)
 
     def propose_all(self, token_ids: Int[Tensor, "batch K"]) -> None:
+        """Write the drafted tokens (B, K) of every row after its settled ones."""
         at = torch.tensor(self.lengths, device=self.device)[:, None]
         at = at + torch.arange(token_ids.shape[1], device=self.device)
         self.buffer.scatter_(1, at.clamp_(max=self.last), token_ids)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
+        """Return the ids (1, length) of a row, with its first ``drafted`` drafted tokens."""
         return self.buffer[row : row + 1, : self.rows[row].length + drafted]
 
     def shown(self, row: int, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "1 shown"]:

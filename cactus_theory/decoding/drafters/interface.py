@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding._sampling import Warp
-from cactus_theory.decoding._text import Texts
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.result import Stopwatch
+from cactus_theory.decoding.sampling import Warp
+from cactus_theory.decoding.text import Texts
 from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.draw import pick
 
@@ -173,6 +173,7 @@ class Drafter(ABC):
 
 
 def nothing(texts: Texts) -> Draft:
+    """Return a draft without tokens for every text."""
     ids = torch.empty(texts.batch, 0, dtype=torch.int64, device=texts.device)
     return Draft(ids, [0] * texts.batch, None)
 
