@@ -68,6 +68,18 @@ def test_imports_point_one_way(folder, path):
     assert crossings(folder, path.read_text(encoding="utf-8"), package) <= allowed
 
 
+@pytest.mark.parametrize(("folder", "path"), list(files()))
+def test_an_underscore_says_that_only_its_own_folder_imports_a_module(folder, path):
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    private = {
+        name
+        for name in imported_modules(path.read_text(encoding="utf-8"), package)
+        if not name.startswith(f"{package}._") and name.partition(".")[0] in FOLDERS
+        if any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+    }
+    assert private == set()
+
+
 def test_the_library_loads_no_optional_package():
     code = (
         "import sys, cactus_theory, cactus_theory.decoding, cactus_theory.kernels; "

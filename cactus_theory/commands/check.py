@@ -36,8 +36,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     """Print the report; return 0 if every property holds, 1 if one is broken."""
     from cactus_theory.base.tables import print_json
-    from cactus_theory.testing._check_process import check_file
-    from cactus_theory.testing._report import summary, table, told
+    from cactus_theory.testing.check_process import check_file
+    from cactus_theory.testing.report import summary, table, told
 
     check.number("--timeout", args.timeout, 0, LONGEST, open_low=True)
     check.number("--seed", args.seed, 0)

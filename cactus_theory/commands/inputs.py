@@ -15,7 +15,7 @@ from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import flag, refuse
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import SavedRows, Trace
-from cactus_theory.traces._folder import Header
+from cactus_theory.traces.folder import Header
 
 # flags that make rows of logits
 OF_LOGITS = ("temperature", *(field.name for field in fields(Cuts)))

@@ -6,7 +6,7 @@
 """
 
 from cactus_theory.testing._policies import assert_policy_properties
-from cactus_theory.testing._property import Bounds
+from cactus_theory.testing.definition import Bounds
 from cactus_theory.testing.properties import Behaviour, policy_property
 from cactus_theory.testing.verifiers import (
     Enumeration,

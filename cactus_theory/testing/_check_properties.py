@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.testing._property import Property, Worst, finding, measure
-from cactus_theory.testing._report import Finding, PropertyVerdict
+from cactus_theory.testing.definition import Property, Worst, finding, measure
 from cactus_theory.testing.properties import Behaviour
+from cactus_theory.testing.report import Finding, PropertyVerdict
 
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]

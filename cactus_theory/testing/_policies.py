@@ -8,9 +8,9 @@ from cactus_theory.base import tensors
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._check_properties import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._report import PropertyVerdict, Report, declared, told
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
-from cactus_theory.testing.properties._behaviour import other_knobs
+from cactus_theory.testing.properties.behaviour import other_knobs
+from cactus_theory.testing.report import PropertyVerdict, Report, declared, told
 
 # number of rows on which a policy is checked at each other value of its knob
 ROWS_AT_OTHER_KNOBS = 24

@@ -3,7 +3,7 @@
 A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
 M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
 probabilities would lose most of a large vocabulary. Of draft rows that all lack some tokens a file
-holds the columns of the others alone, and which these are. Cut rows: see ``_cut``.
+holds the columns of the others alone, and which these are. Cut rows: see ``cells``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.base import tensors
 from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
-from cactus_theory.traces import _cut
+from cactus_theory.traces import cells
 from cactus_theory.verify.draft import Draft
 
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
@@ -155,7 +155,7 @@ def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:
     library = check.optional_module("safetensors.torch", "llm")
     tensors = {name: getattr(shard, name) for name in NAMES}
     if cut_at_ends is not None and len(shard):
-        return library.save(_cut.cut(tensors, cut_at_ends))
+        return library.save(cells.cut(tensors, cut_at_ends))
     rows = shard.draft_log_probs
     columns = (rows > -torch.inf).any(0).nonzero()[:, 0]
     if len(rows) and len(columns) < rows.shape[1]:
@@ -170,8 +170,8 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
         tensors = library.load(content)
     except Exception as error:  # the library raises its own class and several built-in ones
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
-    if _cut.IDS in tensors:
-        tensors = _cut.spread(where, tensors, vocab)
+    if cells.IDS in tensors:
+        tensors = cells.spread(where, tensors, vocab)
     if (columns := tensors.pop(COLUMNS, None)) is not None and _bounded(tensors, vocab):
         tensors["draft_log_probs"] = _spread(where, tensors.get("draft_log_probs"), columns, vocab)
     if fault := next(_faults(tensors, vocab, most), None):

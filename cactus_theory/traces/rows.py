@@ -14,8 +14,8 @@ from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences import Divergence
 from cactus_theory.emitted import best_acceptance, directions, law_and_acceptance
 from cactus_theory.policies import Policy
-from cactus_theory.traces._folder import digest
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.traces.folder import digest
 from cactus_theory.traces.trace import ENTRIES, Trace
 
 Rows = Float[Tensor, "rows vocab"]

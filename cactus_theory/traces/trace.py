@@ -13,7 +13,8 @@ from cactus_theory.base import defaults
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.regret import losses
-from cactus_theory.traces._folder import (
+from cactus_theory.traces._shard import Cycle, Shard, from_bytes
+from cactus_theory.traces.folder import (
     MANIFEST,
     UNFINISHED,
     Header,
@@ -21,7 +22,6 @@ from cactus_theory.traces._folder import (
     digest,
     read_manifest,
 )
-from cactus_theory.traces._shard import Cycle, Shard, from_bytes
 
 # cycles from which equal drafts shorter than the manifest's K are an error, not chance
 ENOUGH_CYCLES = 8

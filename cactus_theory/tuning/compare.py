@@ -17,9 +17,9 @@ from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
 from cactus_theory.policies import Policy, list_policies
 from cactus_theory.policies.registry import class_of
 from cactus_theory.policies.tilt import tilt_of
-from cactus_theory.traces._cut import merged
-from cactus_theory.traces._folder import CUT
+from cactus_theory.traces.cells import merged
 from cactus_theory.traces.estimate import Estimate, Replay, valued
+from cactus_theory.traces.folder import CUT
 from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.rows import RowMeans, SavedRows, Source, row_means
 from cactus_theory.traces.trace import Trace

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence, FDivergence, read_divergence
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._property import EXACT, Bounds, Properties, Seen, broken
-from cactus_theory.testing._report import row as shown_row
-from cactus_theory.testing.properties._behaviour import shaped
+from cactus_theory.testing.definition import EXACT, Bounds, Properties, Seen, broken
+from cactus_theory.testing.properties.behaviour import shaped
+from cactus_theory.testing.report import row as shown_row
 
 # properties of the generator f and of the geometry; properties of values on rows
 GENERATOR_PROPERTIES = Properties("generator_property")

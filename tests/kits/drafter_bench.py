@@ -19,7 +19,7 @@ from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
-from cactus_theory.testing._property import Bounds, Seen
+from cactus_theory.testing.definition import Bounds, Seen
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
 # tokens of the made-up prompts: in the third and the last an n-gram drafter finds something

@@ -16,7 +16,7 @@ from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies.policy import PathState
-from cactus_theory.testing._property import Bounds, Properties, broken
+from cactus_theory.testing.definition import Bounds, Properties, broken
 from cactus_theory.verify import Assignment, Verifier, find_verifier
 from cactus_theory.verify.draw import pick
 from cactus_theory.verify.node import Nodes, stacked

@@ -9,7 +9,7 @@ import pytest
 
 import cactus_theory as ct
 from cactus_theory.cli import main
-from cactus_theory.testing._check_process import declaration
+from cactus_theory.testing.check_process import declaration
 from cactus_theory.testing.properties import PROPERTIES
 from tests.amounts import some, thorough
 

@@ -10,9 +10,9 @@ from cactus_theory.testing import assert_policy_properties
 from cactus_theory.testing._check_properties import shrink
 from cactus_theory.testing._examples import _wide, examples
 from cactus_theory.testing._policies import check_policy
-from cactus_theory.testing._report import row
 from cactus_theory.testing.properties import PROPERTIES, Bounds
-from cactus_theory.testing.properties._behaviour import knob_ladder
+from cactus_theory.testing.properties.behaviour import knob_ladder
+from cactus_theory.testing.report import row
 from tests.amounts import amount
 from tests.testing.gallery import no_ceiling, reversed_knob, unnormalised
 

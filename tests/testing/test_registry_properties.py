@@ -9,8 +9,8 @@ import torch.nn.functional as F
 import cactus_theory as ct
 from cactus_theory.testing._examples import examples
 from cactus_theory.testing._policies import check_policy
-from cactus_theory.testing._report import message
 from cactus_theory.testing.properties import PROPERTIES
+from cactus_theory.testing.report import message
 from tests.amounts import THOROUGH, amount, some
 from tests.rules import RULES, VARIANTS, combinations, of_each
 

@@ -4,8 +4,8 @@
 own is a function under ``@policy_property()``: see :func:`cactus_theory.testing.policy_property`.
 """
 
-from cactus_theory.testing._property import Bounds as Bounds  # noqa: I001  their order
+from cactus_theory.testing.definition import Bounds as Bounds  # noqa: I001  their order
 from cactus_theory.testing.properties import always, declared  # noqa: F401
-from cactus_theory.testing.properties._behaviour import PROPERTIES as PROPERTIES
-from cactus_theory.testing.properties._behaviour import Behaviour as Behaviour
-from cactus_theory.testing.properties._behaviour import policy_property as policy_property
+from cactus_theory.testing.properties.behaviour import PROPERTIES as PROPERTIES
+from cactus_theory.testing.properties.behaviour import Behaviour as Behaviour
+from cactus_theory.testing.properties.behaviour import policy_property as policy_property

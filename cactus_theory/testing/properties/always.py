@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy
-from cactus_theory.testing._property import EXACT, FINITE, LAST_COIN, ROUNDING, Bounds
-from cactus_theory.testing.properties._behaviour import (
+from cactus_theory.testing.definition import EXACT, FINITE, LAST_COIN, ROUNDING, Bounds
+from cactus_theory.testing.properties.behaviour import (
     REAL,
     Behaviour,
     at_knob,

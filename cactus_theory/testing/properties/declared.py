@@ -10,8 +10,8 @@ from cactus_theory.emitted import raised_alone, raised_to
 from cactus_theory.optimum import optimal_acceptance
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy, SharedResidual
 from cactus_theory.policies.tilt import tilt_of
-from cactus_theory.testing._property import EXACT, LAST_COIN, ROUNDING, Bounds
-from cactus_theory.testing.properties._behaviour import (
+from cactus_theory.testing.definition import EXACT, LAST_COIN, ROUNDING, Bounds
+from cactus_theory.testing.properties.behaviour import (
     BETWEEN,
     REAL,
     Behaviour,

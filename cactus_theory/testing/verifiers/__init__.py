@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from cactus_theory.base import arguments as check
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.testing._property import broken
+from cactus_theory.testing.definition import broken
 from cactus_theory.testing.verifiers import exact, coins  # noqa: F401
 from cactus_theory.testing.verifiers._enumeration import VERIFIER_PROPERTIES, Enumeration
 from cactus_theory.testing.verifiers._enumeration import verifier_property as verifier_property

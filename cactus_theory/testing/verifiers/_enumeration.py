@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cactus_theory.policies import Policy
 from cactus_theory.policies.policy import PathState
-from cactus_theory.testing._property import Measure, Properties, Seen, always
+from cactus_theory.testing.definition import Measure, Properties, Seen, always
 from cactus_theory.testing.verifiers._trees import Trees
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.testing._property import LAST_COIN, Bounds
+from cactus_theory.testing.definition import LAST_COIN, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
     Paths,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory.policies import read_policy
 from cactus_theory.policies.policy import PathState, one_hot
-from cactus_theory.testing._property import EXACT, Bounds
+from cactus_theory.testing.definition import EXACT, Bounds
 from cactus_theory.testing.verifiers._enumeration import (
     Enumeration,
     aim,

@@ -17,10 +17,10 @@ from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing._policies import check_policy
-from cactus_theory.testing._report import Report, declared
 from cactus_theory.testing.properties import PROPERTIES
+from cactus_theory.testing.report import Report, declared
 
-WORK = "from cactus_theory.testing._check_process import work; work()"
+WORK = "from cactus_theory.testing.check_process import work; work()"
 
 
 def check_file(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.testing._property import WIDEST, Measure, Properties, Seen, always
+from cactus_theory.testing.definition import WIDEST, Measure, Properties, Seen, always
 
 # largest V of properties that take O(V) for a drafted token: a real vocabulary
 REAL = 200_000

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.base import arguments as check
-from cactus_theory.testing._report import Finding, message
+from cactus_theory.testing.report import Finding, message
 
 # tolerance of float64 sums of a few dozen terms ≤ 1, and of roots
 EXACT = 1e-9

@@ -102,6 +102,7 @@ class Manifest:
 
 
 def shard_name(text: int) -> str:
+    """Return the name of the file that holds the rounds of a text."""
     return f"text-{text:05d}.safetensors"
 
 
