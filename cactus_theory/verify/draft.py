@@ -1,6 +1,16 @@
 """A round of verification as data: drafts in, verdicts out.
 
-:mod:`~cactus_theory.verify.contract` says what a verifier makes of them.
+Six words are used everywhere:
+
+target : the model whose answers are wanted; its distribution of the next token is the row q.
+draft : the model, or another source, that proposes tokens from the row p; also these tokens.
+accepted : a drafted token that the verifier keeps. The first one that it does not keep is rejected.
+recovered : the token that is drawn, from a residual distribution, in place of the rejected one.
+bonus : the token that is drawn from the target after all drafted tokens were accepted.
+emitted : any token that the text gets: accepted, recovered or bonus. The emitted law h is the
+    distribution of the token emitted at a node.
+
+:mod:`~cactus_theory.verify.contract` says what a verifier makes of drafts.
 """
 
 from collections.abc import Mapping, Sequence
