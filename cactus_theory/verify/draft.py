@@ -6,7 +6,8 @@ target : the model whose answers are wanted; its distribution of the next token 
 draft : the model, or another source, that proposes tokens from the row p; also these tokens.
 accepted : a drafted token that the verifier keeps. The first one that it does not keep is rejected.
 recovered : the token that is drawn, from a residual distribution, in place of the rejected one.
-bonus : the token that is drawn from the target after all drafted tokens were accepted.
+bonus : the token that is drawn after all drafted tokens were accepted, from the target, or from
+    what a policy with a tilt has in the target's place.
 emitted : any token that the text gets: accepted, recovered or bonus. The emitted law h is the
     distribution of the token emitted at a node.
 
