@@ -29,7 +29,7 @@ from cactus_theory.base.copies import called, lawful
 from cactus_theory.base.prompts import Prompt, is_utf8, prompts_of
 from cactus_theory.base.specs import label
 from cactus_theory.commands import models
-from cactus_theory.commands.flags import add_chat, add_policy, rendered_ids, rendering
+from cactus_theory.commands.flags import add_chat, add_models, add_policy, rendered_ids, rendering
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter
 from cactus_theory.decoding.drafters.interface import DraftContext
@@ -83,7 +83,7 @@ TINY = torch.finfo(torch.float64).tiny
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    models.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
+    add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
     add("--answers", type=Path, nargs="+", default=[FACTS], metavar="FILE",
         help="JSON lines of a prompt and its answer")  # fmt: skip
     add_chat(parser)

@@ -1,7 +1,9 @@
-"""Names that ``--help`` lists, without the modules that register them, which import torch.
+"""Names that ``--help`` lists and flags take, without the modules that import torch for them.
 
 ``tests/commands/test_help.py`` compares these lists with the registries.
 """
+
+import re
 
 POLICIES = tuple(
     "speculative lenience mixture cactus cactus_exact band relaxed top_k typical thresholds fuzzy "
@@ -14,3 +16,15 @@ DIVERGENCES = tuple(
 VERIFIERS = ("block", "chain", "tree")
 # who draws the bonus token and the tokens of rounds without a draft
 UNDRAFTED = ("policy", "target")
+# drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
+DRAFTERS = (
+    "ngram, ngram:longest=4, exit:20 (the target's first layers), skip:3 (the target without 3 of "
+    "its layers) and 4bit (the target in 4 bits), both slow, to log rows with; or none"
+)
+# ways to draft where a draft has a law of its own
+MODES = ("sampled", "greedy")
+AUTO = "auto"
+# names of dtypes that models are loaded in
+DTYPES = (AUTO, "float32", "bfloat16", "float16")
+# an id of the hub: NAME, or OWNER/NAME
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

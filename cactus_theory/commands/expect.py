@@ -15,28 +15,24 @@ from typing import Any
 import cactus_theory as ct
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
+from cactus_theory.base.names import MODES
 from cactus_theory.base.tables import print_json, print_table
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     PROMPTS,
     add_chat,
     add_cuts,
+    add_models,
     add_policy,
+    add_threads,
     flag,
     one_policy,
     refuse,
 )
 from cactus_theory.commands.inputs import check_cuts, given_cuts
-from cactus_theory.commands.models import (
-    OF_MODELS,
-    add_models,
-    add_threads,
-    choose_threads,
-    has_models,
-    opened,
-)
+from cactus_theory.commands.models import OF_MODELS, choose_threads, has_models, opened
 from cactus_theory.decoding import Pair
-from cactus_theory.decoding.drafters import MODES, NGram, drafter_by, named_drafter
+from cactus_theory.decoding.drafters import NGram, drafter_by, named_drafter
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.traces import Trace, compare_observed

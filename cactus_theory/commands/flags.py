@@ -1,6 +1,6 @@
-"""Flags that several commands share: a policy with its knobs, rows, and files written of them.
+"""Flags that several commands share: policies, models, prompts, rows, and files to write.
 
-Nothing here imports torch or NumPy; :mod:`cactus_theory.commands.inputs` reads rows and traces.
+Nothing here imports torch or NumPy: ``inputs`` reads rows and traces, ``models`` loads models.
 """
 
 import argparse
@@ -152,6 +152,50 @@ def rendered_ids(
     for note in how.notes(prompts, tokenizer, args.show_prompt):
         print(f"prompts: {note}", file=sys.stderr)
     return ids
+
+
+def add_models(
+    parser: argparse.ArgumentParser,
+    *,
+    target: Path | None = None,
+    draft: Path | None = None,
+    required: bool = False,
+    drafted: bool = True,
+) -> None:
+    """Declare ``--target``, ``--draft`` and how they are loaded, for ``models.loaded``.
+
+    Where nothing is ``drafted`` by one model, there is no ``--draft``.
+    """
+    add = parser.add_argument
+    what = "folder, or id on the Hugging Face Hub"
+    add("--target", metavar="MODEL", type=_model, default=target, required=required,
+        help=f"target model: {what}")  # fmt: skip
+    if drafted:
+        add("--draft", metavar="MODEL", type=_model, default=draft,
+            help=f"draft model, likewise; or a head's folder; or {names.DRAFTERS}")  # fmt: skip
+    add("--revision", nargs="+", metavar="REV",
+        help="branch, tag or commit of the target's id, and of the draft's (main)")  # fmt: skip
+    add("--dtype", default=names.AUTO, choices=names.DTYPES,
+        help="of the models; auto: the checkpoint's on a GPU; on a CPU bfloat16 if the checkpoint "
+        "has it and the processor has instructions for it, else float32")  # fmt: skip
+    add("--device", default="cpu", help="cpu (default), or cuda")
+    add(
+        "--trust-code",
+        action="store_true",
+        help="run Python that data files name (FILE.py:NAME) and that models bring along",
+    )
+
+
+def _model(text: str) -> Path | str:
+    """Return a path, or the text where it may be an id of the hub."""
+    return Path(text) if Path(text).exists() or not names.HUB_ID.fullmatch(text) else text
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--threads``."""
+    parser.add_argument(
+        "--threads", type=int, help="of torch (1 for a small target or none, else one a core)"
+    )
 
 
 OUTPUTS = {"csv": (".csv",), "latex": (".tex",), "plot": tuple(METADATA)}

@@ -8,31 +8,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 import cactus_theory as ct
-from cactus_theory.answer_bounds import EventBounds
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
+from cactus_theory.base.names import VERIFIERS
 from cactus_theory.base.prompts import Prompt, is_utf8
-from cactus_theory.base.tables import print_json
 from cactus_theory.commands.flags import (
     PROMPTS,
     add_chat,
     add_cuts,
+    add_models,
     add_policy,
+    add_threads,
     given_prompts,
     one_policy,
     refuse,
     rendered_ids,
     rendering,
 )
-from cactus_theory.commands.inputs import given_cuts
-from cactus_theory.commands.models import add_models, add_threads, loaded
-from cactus_theory.decoding.schedule import read_rule
-from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.tuned import TunedSetting
-from cactus_theory.verify.contract import verifiers
 
 # parts of a decode's seconds, and their names
 PARTS = {"target": "target", "draft": "draft", "verify": "verification and draws", "other": "other",
@@ -54,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tuned", metavar="FILE.json",
         help="policy, verifier, K and temperature as found by tune --out")  # fmt: skip
     add("--verifier",
-        help=f"one of {', '.join(verifiers())}: chain (default) judges token by token, block "
+        help=f"one of {', '.join(VERIFIERS)}: chain (default) judges token by token, block "
         "a path as a whole, which accepts more, tree siblings, too (their default)")  # fmt: skip
     add("--siblings", type=int, metavar="M",
         help="beside each sampled token draft the M likeliest of its row, of which one may replace "
@@ -80,6 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text and what it took; return 0."""
+    from cactus_theory.base.tables import print_json
+    from cactus_theory.commands.inputs import given_cuts
+    from cactus_theory.commands.models import loaded
+    from cactus_theory.decoding import DecodeOptions, Ledger
+    from cactus_theory.decoding.drafters import Siblings
+    from cactus_theory.decoding.schedule import read_rule
+    from cactus_theory.decoding.truncation import WHOLE
+    from cactus_theory.tuned import TunedSetting
+
     if args.prompts and (args.json or args.stream):
         raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
     if args.prompt is not None and not is_utf8(args.prompt):
@@ -105,9 +107,6 @@ def run(args: argparse.Namespace) -> int:
         _check_tuned(tuned, args.tuned, args.temperature, cuts, drafted)
         if tuned.plain:
             refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
-    from cactus_theory.decoding import DecodeOptions, Ledger
-    from cactus_theory.decoding.drafters import Siblings
-
     if args.cap is not None and not tuned.plain:
         tuned = replace(tuned, policy=Ledger(tuned.policy, args.cap))
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
@@ -173,6 +172,7 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
 
 def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: bool) -> Any:
     """Return options that feed the library's streamer, and it; a chat's prompt is not printed."""
+    import torch
     from transformers import TextStreamer
 
     from cactus_theory.decoding.hugging_face import streamed
@@ -183,7 +183,7 @@ def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: boo
 
 
 def _check_tuned(
-    tuned: TunedSetting, file: str, temperature: float | None, cuts: Cuts | None, drafted: bool
+    tuned: Any, file: str, temperature: float | None, cuts: Any, drafted: bool
 ) -> None:
     """Raise ValueError for flags that are not those that the file was tuned with."""
     if temperature not in (None, tuned.temperature):
@@ -200,6 +200,9 @@ def _check_tuned(
 def _decoded(
     pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any, cap: float | None
 ) -> dict[str, Any]:
+    import torch
+
+    from cactus_theory.answer_bounds import EventBounds
     from cactus_theory.decoding import decode
     from cactus_theory.decoding.text import completion
 
@@ -227,6 +230,9 @@ def _answers(
     cap: float | None,
 ) -> int:
     """Print the answer to each prompt as a JSON line, prompt i with the seed plus i; return 0."""
+    import torch
+
+    from cactus_theory.base.tables import print_json
     from cactus_theory.decoding.prepare import opened_texts
 
     models = {"target_model": pair.target} | ({} if drafter is None else drafter.check(pair.target))

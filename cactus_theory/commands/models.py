@@ -1,20 +1,19 @@
-"""Flags that name models, said once for every command, and the models that they name."""
+"""The models that the flags of a command name, and the threads that they run on."""
 
 import argparse
 import random
 import shlex
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from cactus_theory.base import arguments as check
+from cactus_theory.base.names import AUTO
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.commands.flags import given_prompts, refuse, rendered_ids
-from cactus_theory.decoding.drafters import NAMES
-from cactus_theory.decoding.load import AUTO, DTYPES, HUB_ID, Pair, dtype_rule, load_pair
+from cactus_theory.decoding.load import Pair, dtype_rule, load_pair
 from cactus_theory.decoding.prepare import has_instructions
 
 # flags that name the models and their prompts
@@ -24,50 +23,6 @@ OF_LOADING = ("revision", "dtype", "device", "chat", "system", "show_prompt", "i
 # bytes of a target's weights from which on a second thread makes its passes faster; the shipped
 # target's are 21 MB, and a second thread makes it slower
 LARGE = 1 << 26
-
-
-def add_models(
-    parser: argparse.ArgumentParser,
-    *,
-    target: Path | None = None,
-    draft: Path | None = None,
-    required: bool = False,
-    drafted: bool = True,
-) -> None:
-    """Declare ``--target``, ``--draft`` and how they are loaded, which :func:`loaded` follows.
-
-    Where nothing is ``drafted`` by one model, there is no ``--draft``.
-    """
-    add = parser.add_argument
-    what = "folder, or id on the Hugging Face Hub"
-    add("--target", metavar="MODEL", type=_model, default=target, required=required,
-        help=f"target model: {what}")  # fmt: skip
-    if drafted:
-        add("--draft", metavar="MODEL", type=_model, default=draft,
-            help=f"draft model, likewise; or a head's folder; or {NAMES}")  # fmt: skip
-    add("--revision", nargs="+", metavar="REV",
-        help="branch, tag or commit of the target's id, and of the draft's (main)")  # fmt: skip
-    add("--dtype", default=AUTO, choices=DTYPES,
-        help="of the models; auto: the checkpoint's on a GPU; on a CPU bfloat16 if the checkpoint "
-        "has it and the processor has instructions for it, else float32")  # fmt: skip
-    add("--device", default="cpu", help="cpu (default), or cuda")
-    add(
-        "--trust-code",
-        action="store_true",
-        help="run Python that data files name (FILE.py:NAME) and that models bring along",
-    )
-
-
-def _model(text: str) -> Path | str:
-    """Return a path, or the text where it may be an id of the hub."""
-    return Path(text) if Path(text).exists() or not HUB_ID.fullmatch(text) else text
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--threads``."""
-    parser.add_argument(
-        "--threads", type=int, help="of torch (1 for a small target or none, else one a core)"
-    )
 
 
 def choose_threads(count: int | None, target: Any = None) -> str:

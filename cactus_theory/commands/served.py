@@ -18,20 +18,22 @@ import numpy as np
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
+from cactus_theory.base.names import MODES
 from cactus_theory.base.tables import print_json, print_table, width_of_terminal
 from cactus_theory.base.terminal import Progress
 from cactus_theory.commands.flags import (
     add_chat,
     add_cuts,
+    add_models,
     add_policy,
+    add_threads,
     one_policy,
     refuse,
     rendering,
 )
 from cactus_theory.commands.inputs import given_cuts
-from cactus_theory.commands.models import add_models, add_threads, loaded
+from cactus_theory.commands.models import loaded
 from cactus_theory.commands.plot import COLOURS, INK, settings, write_picture
-from cactus_theory.decoding.drafters import MODES
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.served.alternatives import EDGE, Claim, alternatives

@@ -11,12 +11,8 @@ import argparse
 from pathlib import Path
 
 from cactus_theory.base import defaults
-from cactus_theory.commands.flags import PROMPTS, add_chat, add_cuts
-from cactus_theory.commands.inputs import given_cuts
-from cactus_theory.commands.models import add_models, add_threads, opened
-from cactus_theory.decoding.drafters import MODES, drafter_by
-from cactus_theory.decoding.truncation import Cuts
-from cactus_theory.traces.log import log_shown
+from cactus_theory.base.names import MODES
+from cactus_theory.commands.flags import PROMPTS, add_chat, add_cuts, add_models, add_threads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Log the rounds, and say how many and how large they are."""
+    from cactus_theory.commands.inputs import given_cuts
+    from cactus_theory.commands.models import opened
+    from cactus_theory.decoding.drafters import drafter_by
+    from cactus_theory.decoding.truncation import Cuts
+    from cactus_theory.traces.log import log_shown
+
     if args.draft is None:
         raise ValueError("--draft: must be given; got none")
     pair, _, ids = opened(args, drawn=True)

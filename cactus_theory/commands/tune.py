@@ -18,23 +18,17 @@ from cactus_theory.commands.flags import (
     PROMPTS,
     add_chat,
     add_cuts,
+    add_models,
     add_nats,
     add_policy,
     add_regret,
+    add_threads,
     add_undrafted,
     refuse,
     rendering,
 )
 from cactus_theory.commands.inputs import check_cuts, given_cuts
-from cactus_theory.commands.models import (
-    OF_MODELS,
-    add_models,
-    add_threads,
-    choose_threads,
-    decoding,
-    has_models,
-    opened,
-)
+from cactus_theory.commands.models import OF_MODELS, choose_threads, decoding, has_models, opened
 from cactus_theory.decoding import Pair
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE

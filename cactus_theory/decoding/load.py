@@ -18,8 +18,8 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base import tensors
 from cactus_theory.base.files import first_line
+from cactus_theory.base.names import AUTO, DRAFTERS, DTYPES, HUB_ID
 from cactus_theory.decoding.drafters import (
-    NAMES,
     Drafter,
     Eagle3Drafter,
     ModelDrafter,
@@ -29,13 +29,8 @@ from cactus_theory.decoding.drafters.eagle3_head import CONFIG, WEIGHTS, Eagle3H
 from cactus_theory.decoding.prepare import dtype_of_pair, has_instructions
 from cactus_theory.decoding.text import check_same_vocabulary
 
-AUTO = "auto"
-# names of dtypes that models are loaded in
-DTYPES = (AUTO, "float32", "bfloat16", "float16")
 # seconds that the hub has for saying whether it has a model
 HUB_TIMEOUT_S = 10.0
-# an id of the hub: NAME, or OWNER/NAME
-HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 # tensors of older checkpoints that a model computes by itself: rotary tables and causal masks
 COMPUTED = re.compile(r"(.*\.)?(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)")
 
@@ -90,7 +85,7 @@ class Source:
 
     @property
     def _words(self) -> str:
-        return f"; or one of {NAMES}" if self.name == "draft" else ""
+        return f"; or one of {DRAFTERS}" if self.name == "draft" else ""
 
     @property
     def of_hub(self) -> bool:

@@ -9,9 +9,15 @@ from typing import Any
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt, Rendering, prompts_of
 from cactus_theory.base.specs import files_of
-from cactus_theory.commands import models
 from cactus_theory.commands.flags import PROMPTS as KINDS
-from cactus_theory.commands.flags import add_chat, add_policy, flag, rendered_ids, written
+from cactus_theory.commands.flags import (
+    add_chat,
+    add_models,
+    add_policy,
+    flag,
+    rendered_ids,
+    written,
+)
 from cactus_theory.decoding.drafters import named_drafter
 from cactus_theory.decoding.load import Source, dtype_rule
 
@@ -23,7 +29,7 @@ DATA = ROOT / "paper_figures" / "data"
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
-    models.add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
+    add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=KINDS)
     add_chat(parser)
 

@@ -17,8 +17,8 @@ import torch
 from torch import Generator
 from transformers.utils.logging import disable_progress_bar
 
-from cactus_theory.commands.flags import PROMPTS, add_chat, given_prompts, rendered_ids
-from cactus_theory.commands.models import add_models, choose_threads
+from cactus_theory.commands.flags import PROMPTS, add_chat, add_models, given_prompts, rendered_ids
+from cactus_theory.commands.models import choose_threads
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter
 from cactus_theory.decoding.drafters.eagle3_head import Eagle3Head
 from cactus_theory.decoding.load import Pair, dtype_rule, load_pair

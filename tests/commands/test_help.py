@@ -112,7 +112,7 @@ def test_its_example_runs(page: str, checkout: None, capsys) -> None:
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["", "solve", "audit", "compare", "check"])
+@pytest.mark.parametrize("command", ["", *"solve audit compare check trace generate".split()])
 def test_help_is_printed_before_torch_is_imported(command: str) -> None:
     """``import torch`` takes two seconds of a processor, ``--help`` a tenth of one."""
     code = (

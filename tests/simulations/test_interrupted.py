@@ -53,7 +53,7 @@ PRESSED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sl
         ("-m simulations demo", "python -m simulations demo"),
         ("-m solvers selection", "python -m solvers"),
         ("-m cactus_theory.lm_eval", "python -m cactus_theory.lm_eval"),
-        ("-m cactus_theory generate", "cactus-theory"),
+        ("-m cactus_theory tune", "cactus-theory"),
     ], 2),
 )  # fmt: skip
 def test_ctrl_c_while_torch_loads_is_one_line(words: str, command: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from cactus_theory.base.names import DRAFTERS
 from cactus_theory.base.specs import parse_knobs
 from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter as Eagle3Drafter
 from cactus_theory.decoding.drafters.eagle3_head import holds_head
@@ -19,15 +20,8 @@ from cactus_theory.decoding.drafters.siblings import Siblings as Siblings
 __all__ = ["DraftContext", "Drafting"]
 
 
-# drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
-NAMES = (
-    "ngram, ngram:longest=4, exit:20 (the target's first layers), skip:3 (the target without 3 of "
-    "its layers) and 4bit (the target in 4 bits), both slow, to log rows with; or none"
-)
 # drafts of so many layers: their drafter, and an example
 OF_LAYERS = {"exit": (EarlyExit, 20), "skip": (SkipLayers, 3)}
-# ways to draft where a draft has a law of its own
-MODES = ("sampled", "greedy")
 
 
 def as_drafter(draft_model: Any) -> Drafter:
@@ -39,7 +33,7 @@ def as_drafter(draft_model: Any) -> Drafter:
             return named
         if not holds_head(draft_model):
             raise ValueError(
-                f"draft_model: must be one of {NAMES}, or a head's folder (read_drafter loads "
+                f"draft_model: must be one of {DRAFTERS}, or a head's folder (read_drafter loads "
                 f"models); got {str(draft_model)!r}"
             )
         return Eagle3Drafter.load(draft_model)
