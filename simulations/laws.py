@@ -19,8 +19,9 @@ import numpy as np
 from cactus_theory.base import defaults
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.commands import models
-from cactus_theory.commands.flags import add_cuts, add_policy, given_cuts, given_prompts
-from cactus_theory.decoding._text import completion
+from cactus_theory.commands.flags import add_cuts, add_policy, given_prompts
+from cactus_theory.commands.inputs import given_cuts
+from cactus_theory.decoding.text import completion
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
