@@ -120,10 +120,8 @@ def replay_widths(
     rule, verifier = charged_policy(trace, policy), find_verifier(verifier)
     divergences = divergences or (trace.unit,)
     signed = {str(name): None for name in divergences if name in SIGNED}
-    kinds: Metered = signed | {
-        kind.spec: kind
-        for kind in map(read_divergence, (own for own in divergences if own not in SIGNED))
-    }
+    named = map(read_divergence, (own for own in divergences if own not in SIGNED))
+    kinds: Metered = {kind.spec: kind for kind in named} | signed
     verifier.check(rule)
     passes = [checked] if shares_rows(policy, verifier) else [[width] for width in checked]
     logged, names = trace.header.setting, {"policy": rule.spec, "verifier": verifier.spec}
