@@ -93,6 +93,8 @@ ENTRIES = (
           "{root}/simulations/data/facts.jsonl"),
     Entry("greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
           "{shared}/prompts/mt_bench.jsonl"),
+    Entry("greedy_facts=laws", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
+          "{root}/simulations/data/facts.jsonl"),
     Entry("greedy_ngram=greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),

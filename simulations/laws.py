@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
                           len(prompts)) for policy in policies}  # fmt: skip
     rows = by_prompt(sums)
     write_csv(args.out / "by_prompt.csv", rows, {"policies": len(policies)})
-    table = table_of(rows, {policy: _directions(results, policy) for policy in policies})
+    # greedy texts are compared with the argmax, not with a law that has a surprise
+    known = {policy: _directions(results, policy) for policy in policies if args.temperature}
+    table = table_of(rows, known)
     publish(args, table, args.out / "laws.csv", dtype=pair.dtype)
     shown = ("policy", "prompts", "tokens_per_call", "over_lossless", "over_first", "nats",
              "surprise", "tokens_per_answer", "ended", "score", "difference")  # fmt: skip
