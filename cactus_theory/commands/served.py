@@ -114,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     names = tuple(own.name for own in table)
 
     def read(line: int, text: bytes) -> Answer:
-        answer = read_answer(line, text, claim, pair.tokenizer, reader.vocab, how)
+        known = pair.tokenizer, reader.vocab, how
+        answer = read_answer(line, text, claim, *known, trust_code=args.trust_code)
         if not answer.claim.lossless and pair.draft is None:
             raise ValueError(f"its policy {answer.claim.policy} needs --draft")
         return answer

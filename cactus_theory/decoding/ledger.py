@@ -192,7 +192,7 @@ class Ledger(Schedule):
     ) -> list[int] | None:
         """Return the policy of each node where the best stop within the cap is known, else None."""
         own = self.policies[self.numbers[numbers[0]][0]]
-        one_path = isinstance(verifier, Block) and draft.probs is None
+        one_path = isinstance(verifier, Block) and draft.is_chain and draft.probs is None
         regret = isinstance(own, Regret) and own.price is not None and own.price < math.inf
         if not (regret and one_path and len({*numbers}) == 1):
             return None

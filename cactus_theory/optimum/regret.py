@@ -247,7 +247,7 @@ class RegretPath(LookAhead):
 class OneTokenRow(NodeRow):
     """The row h = 1 at one token: at a deterministic drafted one that is kept, else the best."""
 
-    is_solved = True
+    is_solved, compiled = True, False
 
     def __init__(self, q: Any, token: int, kept: bool, alive: float) -> None:
         super().__init__(alive)
@@ -267,10 +267,6 @@ class OneTokenRow(NodeRow):
     def upper_exceeds(self, threshold: float) -> bool:
         """Return False: nothing is left to be solved."""
         return False
-
-    def exceeds(self, token: int, ratio: float) -> bool:
-        """Return whether g/q of the drafted token exceeds a ratio."""
-        return self.kept and self.alive > ratio * self.least
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
         """Return P where the drafted token is kept, else 0."""

@@ -125,6 +125,7 @@ class NodeRow:
     alive, factor, boxes = 1.0, 1.0, FREE
     unit: float  # P in the units of p/q, once solved
     is_solved = False
+    compiled = True  # whether loops write the row
 
     def __init__(self, alive: float) -> None:
         self.alive = self.upper = self.scale = self.unit = alive

@@ -28,6 +28,10 @@ UNCLAIMED = 1e-3
 # nats, of a logit or of the log-odds of a mass, by which kernels may move a token across a cut: of
 # tokens above 1e-3 bfloat16 moved logits by 0.46 at most, log-odds of masses by 0.32 (SmolLM2-135M)
 EDGE = 1.0
+# policies of engines that emit the target's tokens
+UNRELAXED = defaults.POLICY, "plain"
+# least temperature above 0, below which engines decode greedily: logits over a smaller one overflow
+COLDEST = 1e-5
 # most entries of the rows that are read at once
 ENTRIES = 1 << 21
 
@@ -45,14 +49,17 @@ class Claim:
     ends: tuple[int, ...] = ()  # ids that end a text
 
     def __post_init__(self) -> None:
-        check.finite("temperature", self.temperature, 0)
+        heat = check.finite("temperature", self.temperature, 0)
+        if 0 < heat < COLDEST:
+            raise ValueError(f"temperature: must be 0 or at least {COLDEST:g}; got {heat:g}")
+        object.__setattr__(self, "temperature", heat)
         if not self.lossless and read_policy(self.policy).unit == REGRET:
             raise ValueError(f"policy: must be one of temperatures above 0; got {self.policy}")
 
     @property
     def lossless(self) -> bool:
         """Return whether tokens are claimed to be the target's."""
-        return self.policy in (defaults.POLICY, "plain")
+        return self.policy in UNRELAXED
 
     @cached_property
     def rule(self) -> Policy | None:

@@ -24,7 +24,16 @@ from cactus_theory.decoding.models import CachedModel, longest_text, text_config
 from cactus_theory.decoding.result import Stopwatch
 from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts, fitted
-from cactus_theory.served.alternatives import EDGE, ENTRIES, Alternative, Claim, Rows, log_factors
+from cactus_theory.policies.registry import policy_of_data
+from cactus_theory.served.alternatives import (
+    EDGE,
+    ENTRIES,
+    UNRELAXED,
+    Alternative,
+    Claim,
+    Rows,
+    log_factors,
+)
 from cactus_theory.served.evidence import Evidence
 
 FORMAT, VERSION = "cactus-theory served", 1
@@ -53,11 +62,18 @@ class Answer:
 
 
 def read_answer(
-    line: int, text: bytes, claim: Claim, tokenizer: Any, vocab: int, rendering: Rendering
+    line: int,
+    text: bytes,
+    claim: Claim,
+    tokenizer: Any,
+    vocab: int,
+    rendering: Rendering,
+    trust_code: bool = False,
 ) -> Answer:
     """Return the answer of a line; ValueError, which says why, for one that cannot be counted.
 
-    ``claim`` is of lines that do not say it.
+    ``claim`` is of lines that do not say it. A line runs no code: ``trust_code`` lets its policy be
+    ``FILE.py:NAME``.
     """
     try:
         record = json.loads(text)
@@ -78,6 +94,13 @@ def read_answer(
         drafted = dict.fromkeys(("draft_top_k", "draft_top_p")) if alike else {}
         cuts = {"cuts": replace(own, **cuts | drafted)}
     told = {name: record[name] for name in ("temperature", "policy") if name in record}
+    if "policy" in told and (spec := told["policy"]) not in UNRELAXED:
+        if not isinstance(spec, str):
+            raise ValueError(f"policy must be a spec; got {spec!r:.40}")
+        try:
+            told["policy"] = policy_of_data(spec, "the line", trust_code=trust_code).spec
+        except (TypeError, OSError) as error:  # of a file that is trusted
+            raise ValueError(str(error)) from None
     claim = replace(claim, **told | cuts)
     encoded = "token_ids" not in record
     if encoded:
@@ -230,6 +253,8 @@ class Log:
         content = read_marked(Path(state), FORMAT, VERSION)
         try:
             kept = {name: content[name] for name in cls.__dataclass_fields__}
+            if content["digest"] != _digest(kept):
+                raise ValueError("something in it has changed")
             kept["evidence"] = Evidence(**kept["evidence"])
             log = cls(**kept)
         except (KeyError, TypeError, ValueError) as error:
@@ -246,7 +271,7 @@ class Log:
         """Write the state, all of it or nothing."""
         if state is not None:
             content = vars(self) | {"evidence": self.evidence.content()}
-            write_marked(Path(state), FORMAT, VERSION, content)
+            write_marked(Path(state), FORMAT, VERSION, content | {"digest": _digest(content)})
 
     def go_on(
         self, path: str | Path, read: Any, reader: Reader, state: str | Path | None, progress: Any
@@ -306,3 +331,8 @@ class Log:
         self.encoded += answer.encoded
         self.evidence.add(answer.line, factors, growth)
         return factors
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Return a digest of what a state says, so that damage to any of its numbers shows."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

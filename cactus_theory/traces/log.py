@@ -25,6 +25,7 @@ from cactus_theory.policies import Policy
 from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.cells import REST
 from cactus_theory.traces.folder import CUT, CYCLES, Folder, Header
+from cactus_theory.traces.replays import greedy_policy
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft
@@ -82,7 +83,8 @@ def log_trace(
     temperature, cuts : of both models.
     eos_token_ids : tokens that end a text, ``()`` for none; the target's own by default.
     seed : text i takes ``seed + i``.
-    policy, verifier : of the decode, where it is of interest at which places its rounds start.
+    policy, verifier : of the decode, where it is of interest at which places its rounds start; at
+        temperature 0 a policy that is charged in regret.
     cut : store the likeliest tokens of a row one by one and all others in cells of alike
         probabilities (the format is described in MEASURE.md), in about a twentieth of the size.
     on_text : called with the cycles and texts logged so far, at the start and after every text.
@@ -105,8 +107,8 @@ def log_trace(
     (2, 2)
     """
     check.optional_module("safetensors.torch", "llm")
-    if not checked_temperature(temperature) and policy == defaults.POLICY:
-        policy = defaults.STRICT
+    if not checked_temperature(temperature):
+        policy = greedy_policy(policy)
     setting = Setting(policy, num_draft_tokens, verifier, temperature, cuts)
     drafter, uncut = setting.drafter(draft_model), as_drafter(draft_model)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
@@ -182,6 +184,7 @@ def save_trace(
     vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted.
     dtype : of the log-probabilities, float16 or float32.
     target, draft, temperature, eos_token_ids, cuts : what is said about the decode; None: nothing.
+        At temperature 0 rows are still the target's at temperature 1.
     cut : as of :func:`log_trace`.
 
     Raises

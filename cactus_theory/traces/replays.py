@@ -182,9 +182,21 @@ def charged_policy(trace: Trace, policy: str | Policy) -> Policy:
     Raises ValueError for a policy that is charged in another unit than the trace.
     """
     rule = read_policy(policy).at_ends(trace.ends)
-    if trace.unit == REGRET and rule.spec == defaults.POLICY:
-        return read_policy(defaults.STRICT)
+    if trace.unit == REGRET:
+        return greedy_policy(rule)
     check_unit(rule.spec, rule.unit, trace.unit, f"temperature {trace.header.temperature:g}")
+    return rule
+
+
+def greedy_policy(policy: str | Policy) -> Policy:
+    """Return a policy at temperature 0, where lossless sampling is strict greedy decoding.
+
+    Raises ValueError for one that relaxes nothing there.
+    """
+    rule = read_policy(policy)
+    if rule.spec == defaults.POLICY:
+        return read_policy(defaults.STRICT)
+    check_unit(rule.spec, rule.unit, REGRET, "temperature 0")
     return rule
 
 

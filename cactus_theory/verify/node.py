@@ -186,7 +186,7 @@ class Node:
     @cached_property
     def law(self) -> Float[Tensor, "vocab"]:
         """Return h, float64, of sum 1: the target's own row where the policy returns this."""
-        if self.solved is None or loops() is None:
+        if self.solved is None or (self.solved.compiled and loops() is None):
             write_laws([self])
             return self.__dict__["law"]
         q, p = (row.astype(np.float64) for row in (self.q, self.offers))
@@ -206,7 +206,7 @@ class Node:
         (Theorem 15), and solved only if that does not tell.
         """
         row = self.solved
-        if row is None or (self.fixed and self.policy.highest > 1):
+        if row is None or isinstance(row, OneTokenRow) or (self.fixed and self.policy.highest > 1):
             return share < self.ratio
         assert (token := self.token) is not None
         p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
@@ -265,7 +265,7 @@ class Node:
         """Return h of a token."""
         if self.lossless:
             return float(self.target[token])
-        if self.solved is None or loops() is None:
+        if self.solved is None or (self.solved.compiled and loops() is None):
             return float(self.law[token])
         self.solved.upper_exceeds(math.inf)
         return self.solved.law_at(token, self.q, self.offers)
@@ -338,9 +338,9 @@ class Nodes:
         if draft.sampled is None or not isinstance(self.q, np.ndarray):
             return found
         for row, count in enumerate(draft.lengths):
-            policies = {self.assigned.policy(row, node) for node in range(count + 1)}
-            path = policies.pop().look_ahead
-            if not policies and isinstance(path, RegretPath) and not draft.sampled[row].any():
+            first, *others = (self.assigned.policy(row, node) for node in range(count + 1))
+            path, alone = first.look_ahead, all(own is first for own in others)
+            if alone and isinstance(path, RegretPath) and not draft.sampled[row].any():
                 rows = self.rows[row].double()
                 found[row] = path.descent(rows, draft.above[row], draft.ids[row][:count])
         return found

@@ -125,7 +125,7 @@ def test_batches_keep_the_strict_text_at_a_price_of_infinity(tiny, name):
 
 
 def test_a_ledger_s_cap_is_kept_at_every_length(tiny):
-    tight = 0
+    tight, spending = 0, 0
     for run in range(amount(15, 60)):
         ids = torch.randint(0, 24, (1, 5), generator=torch.Generator().manual_seed(run))
         cap, burst = (0.005, 0.05, 0.3)[run % 3], 0.1 * (run % 2)
@@ -140,7 +140,12 @@ def test_a_ledger_s_cap_is_kept_at_every_length(tiny):
         allowed = cap * torch.arange(1, len(spent) + 1) + burst
         assert (spent <= allowed + 1e-9).all(), run
         tight += bool((spent > 0).any())
-    assert tight >= amount(2, 20)
+        tree = Siblings(ModelDrafter(tiny[1], greedy=True), 2, deterministic=True)
+        got = ct.generate(tiny[0], tree, ids, policy=policy, **options | {"verifier": "tree"})
+        spent = got.token_charges[0].cumsum(-1)
+        assert (spent <= cap * torch.arange(1, len(spent) + 1) + burst + 1e-9).all(), run
+        spending += bool((spent > 0).any())
+    assert min(tight, spending) >= amount(2, 20)
 
 
 def test_a_ledger_stops_where_no_stop_that_it_can_pay_is_worth_more():

@@ -13,6 +13,7 @@ from cactus_theory.optimum.regret import OneTokenRow, RegretPath
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Nodes
+from cactus_theory.verify.tree import declared_tree
 from tests.amounts import amount
 
 # of acceptance and regret, in float64 sums over a row
@@ -221,8 +222,11 @@ def test_rows_of_one_token_are_the_written_rows(price: float, judge, monkeypatch
 
 
 @pytest.mark.parametrize("price", [0.0, 0.7, 2.0, math.inf])
-def test_a_tree_goes_down_the_path_that_is_worth_most(price: float) -> None:
-    """By brute force over all nodes of trees of deterministic tokens, with siblings."""
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_tree_goes_down_the_path_that_is_worth_most(price: float, compiled, monkeypatch) -> None:
+    """By brute force over all nodes of trees of deterministic tokens; laws without numba, too."""
+    if not compiled:
+        monkeypatch.setattr("cactus_theory.verify.node.loops", lambda: None)
     source = torch.Generator().manual_seed(3)
     for _ in range(60):
         ids, parents, seen = [], [], set()
@@ -251,3 +255,9 @@ def test_a_tree_goes_down_the_path_that_is_worth_most(price: float) -> None:
         node = paths.index(kept)
         assert worth[node] == pytest.approx(max(worth), abs=1e-12)
         assert int(out.output_token_ids[0, count]) == int(q[node].argmax())
+        draft = declared_tree(*given[2:4], None, None, torch.ones(1, 9, dtype=torch.bool), True)
+        nodes = Nodes(find_verifier("tree"), Assignment((ct.policy(f"regret:price={price}"),)),
+                      q[None], draft)  # fmt: skip
+        root = nodes.at(0, 0)
+        emitted = out.output_token_ids[0, 0]
+        assert root.h(int(emitted)) == root.law[emitted] == root.law.sum() == 1

@@ -214,7 +214,11 @@ def test_appended_lines_go_on_to_the_same_numbers(capsys, tmp_path) -> None:
         assert said in served(capsys, file, "--state", state, *flags, code=2)
     file.write_text("".join(lines[1:8]))
     assert "they have changed" in served(capsys, file, "--state", state, code=2)
-    state.write_text(state.read_text().replace('"own"', '"owned"'))
+    whole = json.loads(state.read_text())
+    for name, value in (("own", [1, 2]), ("tokens", -5), ("off", {"line": 1}), ("nats", {})):
+        state.write_text(json.dumps(whole | {"evidence": whole["evidence"] | {name: value}}))
+        assert "--state: must be whole" in served(capsys, file, "--state", state, code=2)
+    state.write_text(json.dumps(whole).replace('"own"', '"owned"'))
     assert "--state: must be whole" in served(capsys, file, "--state", state, code=2)
 
 
@@ -288,3 +292,25 @@ def test_every_number_is_finite(capsys, few) -> None:
     found = served(capsys, few, "--top-k", 1, code=1)
     assert all(math.isfinite(own["log_evidence"]) for own in found["alternatives"])
     assert np.isfinite(found["nats_at_least"])
+
+
+def test_lines_run_no_code_and_odd_settings_are_named(capsys, tmp_path) -> None:
+    """A line's policy names no file, unless --trust-code; a line that cannot be is left out."""
+    code, ran = tmp_path / "mine.py", tmp_path / "ran"
+    code.write_text(
+        f"open({str(ran)!r}, 'w').close()\nimport cactus_theory as ct\n"
+        "@ct.rule(strict=0.0)\ndef rule(q, p, *, delta=0.1):\n    return q\n"
+    )
+    line = json.loads(LINES[0])
+    policies = f"{code}:rule", 5, f"band:price=1,divergence={code}:rule"
+    odd = [{"policy": own} for own in policies]
+    odd += [{"temperature": "a"}, {"temperature": 1e-300}, {"top_k": "x"}, {"top_p": [1]},
+            {"top_k": 10**30}]  # fmt: skip
+    file = tmp_path / "odd.jsonl"
+    file.write_text("".join(json.dumps(line | own) + "\n" for own in [*odd, {"temperature": "1"}]))
+    drafted = "--draft", DRAFT, "--draft-mode", "sampled"
+    found = served(capsys, file, *drafted, code=None)
+    assert found["answers"] == 1 and [number for number, _ in found["left_out"]] == [*range(1, 9)]
+    assert not ran.exists()
+    assert served(capsys, file, *drafted, "--trust-code", code=None)["answers"] == 2
+    assert ran.exists()

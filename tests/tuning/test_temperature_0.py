@@ -150,6 +150,15 @@ def test_logged_texts_are_those_of_strict_greedy_decoding(tiny, tmp_path) -> Non
             assert cycle.target_probs[0].max() < 0.99  # of temperature 1, not one-hot
 
 
+def test_a_policy_object_is_read_like_its_spec_and_others_are_refused(tiny, tmp_path) -> None:
+    sizes = {"num_draft_tokens": 2, "max_new_tokens": 4, "temperature": 0}
+    cold = log_trace(*tiny, [[1, 2]], tmp_path / "a", policy=ct.policy("speculative"), **sizes)
+    assert cold.header.setting.policy == "regret:price=inf"
+    assert next(iter(cold)).target_probs.max() < 0.99
+    with pytest.raises(ValueError, match="band:price=1.0 relaxes nothing at temperature 0"):
+        log_trace(*tiny, [[1, 2]], tmp_path / "b", policy="band:price=1", **sizes)
+
+
 def test_the_commands(cold, trace, tmp_path, capsys) -> None:
     out = tmp_path / "tuned.json"
     asked = ["--cost-ratio", "0.05", "--num-draft-tokens", "2", "4"]
