@@ -9,7 +9,6 @@ how many times as many tokens a call the optimum makes for the same regret. Resu
 """
 
 import argparse
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.options import Callbacks, DecodeOptions, own_ends
 from cactus_theory.divergences.regret import regrets
 from cactus_theory.traces.estimate import Estimate, valued
+from cactus_theory.tuning.knobs import checked_level
 from cactus_theory.verify.draft import Draft
 
 from .common.inputs import add_pair_arguments, at_least, prompt_ids, prompts_of, settings_of
@@ -167,6 +167,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     at_least(args, num_prompts=2, num_draft_tokens=1, max_new_tokens=1)
+    for level in args.regret:
+        checked_level(level, "--regret")
     prompts = prompts_of(args.prompts, "--prompts")[: args.num_prompts]
     settings = settings_of(args, prompts, widest=max(args.num_draft_tokens))
     pair = models.loaded(args)
@@ -226,7 +228,7 @@ def _numbers(q: Tensor, tokens: list[int], levels: Tensor) -> list[list[float]]:
         lost = 0.0 if first else max(lost, np.finfo(float).tiny)
         entropies = (-float(torch.xlogy(own, own).sum()) for own in (row, row.topk(3).values))
         found.append([lost, chance, rank, ratio, top, *entropies])
-    return json.loads(json.dumps(found))
+    return found
 
 
 def _table(texts: list[Any], width: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -25,12 +25,13 @@ from cactus_theory.decoding.text import completion
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
+from cactus_theory.verify.contract import find_verifier
 
 from .common.decode import Harness
 from .common.grid import Config
 from .common.inputs import add_end_arguments, add_pair_arguments, at_least, prompt_ids, settings_of
 from .common.journal import Journal, filled
-from .common.results import columns, estimates, publish, write_csv
+from .common.results import columns, estimates, publish
 from .scores import Score, score_of
 
 # normal quantiles of a two-sided test at 5 % and of a power of 80 %
@@ -63,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     at_least(args, answers=1, batch=1, num_draft_tokens=1, max_new_tokens=1)
+    if args.num_prompts is not None:
+        at_least(args, num_prompts=2)
     prompts = given_prompts(args)[: args.num_prompts]
     if len(prompts) < 2:
         raise ValueError(f"--prompts: must hold 2 prompts, for errors; got {len(prompts)}")
@@ -72,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
             score(prompt, "")
     lossless = defaults.POLICY if args.temperature else defaults.STRICT
     specs = [lossless, *(read_policy(own).spec for own in args.policy)]
-    policies = [*dict.fromkeys(specs)]
+    policies, judge = [*dict.fromkeys(specs)], find_verifier(args.verifier)
+    for policy in policies:
+        judge.check(read_policy(policy))
     pair = models.loaded(args)
     ids = prompt_ids(args, pair, prompts) * args.answers
     args.out.mkdir(parents=True, exist_ok=True)
@@ -93,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     sums = {policy: _sums([own for key, own in results.items() if key.rpartition(" ")[0] == policy],
                           len(prompts)) for policy in policies}  # fmt: skip
     rows = by_prompt(sums)
-    write_csv(args.out / "by_prompt.csv", rows, {"policies": len(policies)})
+    publish(args, rows, args.out / "by_prompt.csv", dtype=pair.dtype)
     # greedy texts are compared with the argmax, not with a law that has a surprise
     known = {policy: _directions(results, policy) for policy in policies if args.temperature}
     table = table_of(rows, known)

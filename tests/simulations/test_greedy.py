@@ -2,9 +2,11 @@
 
 import csv
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 from cactus_theory.base.prompts import Rendering, prompts_of
@@ -134,3 +136,18 @@ def test_the_table_of_the_shipped_pair_is_that_of_replays(tmp_path, capsys) -> N
     capsys.readouterr()
     assert main(asked) == 0  # from the journal
     assert (tmp_path / "out/greedy.csv").read_text().splitlines()[-5:] == first.splitlines()[-5:]
+
+
+def test_places_have_the_logits_of_the_models() -> None:
+    """The first round's first place, from a pass by hand: MARS reads raw logits."""
+    pair = load_pair(PAIR / "target", PAIR / "draft")
+    prompt = Rendering().ids(prompts_of(PROMPTS)[0], pair.tokenizer)
+    args = SimpleNamespace(num_draft_tokens=[3], max_new_tokens=4, seed=0)
+    (first, *_) = greedy._rounds(pair, prompt, args)["rounds"]
+    at = dict(zip(greedy.NUMBERS, first["places"][0], strict=True))
+    logits = pair.target(torch.tensor([prompt])).logits[0, -1].detach().double()
+    top, q = float(logits.max()), logits.softmax(-1)
+    assert at["logit_ratio"] == pytest.approx((top - at["regret"]) / top, rel=1e-5)
+    assert at["best"] == pytest.approx(float(q.max()), rel=1e-5)
+    assert at["entropy"] == pytest.approx(float(torch.special.entr(q).sum()), rel=1e-5)
+    assert at["entropy_3"] == pytest.approx(float(torch.special.entr(q.topk(3).values).sum()), 1e-5)

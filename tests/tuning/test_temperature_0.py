@@ -13,6 +13,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.traces import Cycle, Trace, log_trace, replay, save_trace
+from cactus_theory.traces.expect import expect
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import load_tuned
 from cactus_theory.tuning import Costs, save_tuned, tune
@@ -97,6 +98,15 @@ def test_units_are_those_of_the_temperature(cold, trace) -> None:
         tune(cold, Costs.ratios(0.1), 0.05, surprise=0.0)
     with pytest.raises(ValueError, match="regret is for temperature 0; got nats of kl"):
         tune(trace, Costs.ratios(0.1), 0.05, policies=["regret"])
+
+
+def test_expectations_are_those_of_replays(cold) -> None:
+    for policy, verifier in (("speculative", "chain"), ("regret:price=2", "block")):
+        due = replay(cold, policy, verifier)
+        found = expect(cold, policy, verifier)
+        assert found.tokens_per_call.value == pytest.approx(due.tokens_per_call.value, abs=1e-12)
+    with pytest.raises(ValueError, match="lenience.* relaxes nothing at temperature 0"):
+        expect(cold, "lenience:lenience=0.5")
 
 
 def test_a_comparison_spends_what_is_asked_or_the_last_step_before(cold) -> None:
