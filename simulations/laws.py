@@ -2,14 +2,17 @@
 
 Every policy answers the same prompts with the same verifier and K, at the knob that is given, so
 many times each. Coins of an answer depend on its prompt and number alone. ``by_prompt.csv`` has
-the sums of each policy and prompt, from which ``laws.csv`` is made: ± is the jackknife's standard
-error over prompts; ``over_lossless`` and ``over_first`` are paired ratios to lossless decoding and
-to the first policy, of tokens a call and of calls an answer. ``complete`` rows count those prompts
-alone whose answers ended by themselves under every policy. Clocks are not read.
+the sums of each policy and prompt, from which ``laws.csv`` is made (``--sums`` makes it again
+from such a file): ± is the jackknife's standard error over prompts; ``over_lossless`` and
+``over_first`` are paired ratios to lossless decoding and to the first policy, of tokens a call and
+of calls an answer. ``complete`` rows count those prompts alone whose answers ended by themselves
+under every policy, others those of a category, if the prompts have one. Clocks are not read.
 """
 
 import argparse
+import math
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +34,13 @@ from .common.decode import Harness
 from .common.grid import Config
 from .common.inputs import add_end_arguments, add_pair_arguments, at_least, prompt_ids, settings_of
 from .common.journal import Journal, filled
-from .common.results import columns, estimates, publish
+from .common.results import columns, estimates, publish, read_csv
 from .scores import Score, score_of
 
 # normal quantiles of a two-sided test at 5 % and of a power of 80 %
 TWO_SIDED, POWER = 1.96, 0.84
 # sums over a prompt's answers
-SUMS = "answers", "ended", "tokens", "calls", "nats", "score"
+SUMS = "answers", "ended", "tokens", "calls", "nats", "score", "surprise", "agreement"
 Row = dict[str, Any]
 
 
@@ -59,10 +62,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=defaults.SEED)
     add_policy(parser, "beside lossless decoding", default=["band:price=1"])
     add("--out", type=Path, default=Path("build/laws"), metavar="DIR")
+    add("--sums", type=Path, metavar="FILE.csv", help="a by_prompt.csv: nothing is decoded")
     parser.set_defaults(threads=1)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.sums:
+        table = table_of(read_csv(args.sums)[0])
+        publish(args, table, args.out / "laws.csv")
+        _print(table, args.sums.name)
+        return 0
     at_least(args, answers=1, batch=1, num_draft_tokens=1, max_new_tokens=1)
     if args.num_prompts is not None:
         at_least(args, num_prompts=2)
@@ -97,16 +106,18 @@ def run(args: argparse.Namespace) -> int:
         results = filled(jobs, journal, "batches")
     sums = {policy: _sums([own for key, own in results.items() if key.rpartition(" ")[0] == policy],
                           len(prompts)) for policy in policies}  # fmt: skip
-    rows = by_prompt(sums)
+    rows = by_prompt(sums, [prompt.columns.get("category", "") for prompt in prompts])
     publish(args, rows, args.out / "by_prompt.csv", dtype=pair.dtype)
-    # greedy texts are compared with the argmax, not with a law that has a surprise
-    known = {policy: _directions(results, policy) for policy in policies if args.temperature}
-    table = table_of(rows, known)
+    table = table_of(rows)
     publish(args, table, args.out / "laws.csv", dtype=pair.dtype)
-    shown = ("policy", "prompts", "tokens_per_call", "over_lossless", "over_first", "nats",
-             "surprise", "tokens_per_answer", "ended", "score", "difference")  # fmt: skip
-    print(columns(table, {name: name.replace("_", " ") for name in shown}, args.prompts.name))
+    _print(table, args.prompts.name)
     return 0
+
+
+def _print(table: list[Row], title: str) -> None:
+    shown = ("policy", "which", "prompts", "tokens_per_call", "over_lossless", "over_first", "nats",
+             "surprise", "tokens_per_answer", "ended", "score", "difference")  # fmt: skip
+    print(columns(table, {name: name.replace("_", " ") for name in shown}, title))
 
 
 def _word(prompt: Prompt, text: str) -> float:
@@ -124,7 +135,7 @@ def holds(text: str, word: str) -> bool:
 def _answered(
     harness: Harness, config: Config, group: int, prompts: list[Prompt], score: Score | None
 ) -> Row:
-    """Return the sums of each answer of a batch, and the batch's surprise and agreement."""
+    """Return the sums of each answer of a batch, with the index of its prompt."""
     done, rows = harness.decode(config, group, meter=True), []
     assert done.result is not None
     whose = [at % len(prompts) for at in harness.group(config.batch, group)]
@@ -133,49 +144,45 @@ def _answered(
         text = completion(harness.pair.tokenizer, harness.prompts[at], output)
         right = score(prompts[at], text) if score else 0.0
         spent = reading.emitted_divergence or 0.0
-        rows.append([at, 1, int(ended), len(output), reading.num_calls, spent, right])
-    whole = done.result.reading
-    return {"rows": rows, "directions": [whole.num_tokens, whole.surprise, whole.agreement]}
+        # greedy texts are compared with the argmax, not with a law that has a surprise
+        known = [reading.surprise, reading.agreement] if config.temperature else [None, None]
+        rows.append([at, 1, int(ended), len(output), reading.num_calls, spent, right, *known])
+    return {"rows": rows}
 
 
 def _sums(records: list[Row], count: int) -> np.ndarray:
-    """Return SUMS of each prompt, (prompts, 6)."""
+    """Return SUMS of each prompt, (prompts, 8); not a number where one is not known."""
     total = np.zeros((count, len(SUMS)))
     for at, *own in (row for record in records for row in record["rows"]):
-        total[at] += own
+        total[at] += np.array(own, dtype=np.float64)
     return total
 
 
-def _directions(results: dict[str, Row], policy: str) -> tuple[float | None, float | None]:
-    """Return surprise and agreement a token; None where they are not known."""
-    own = [record["directions"] for key, record in results.items()
-           if key.rpartition(" ")[0] == policy]  # fmt: skip
-    tokens = sum(one[0] for one in own)
-    if any(None in one for one in own) or not tokens:
-        return None, None
-    return sum(one[1] for one in own) / tokens, sum(one[2] for one in own) / tokens
-
-
-def by_prompt(sums: dict[str, np.ndarray]) -> list[Row]:
-    """Return a row a policy and prompt."""
-    return [{"policy": policy, "prompt": prompt} | dict(zip(SUMS, map(float, own), strict=True))
+def by_prompt(sums: dict[str, np.ndarray], categories: Sequence[str]) -> list[Row]:
+    """Return a row a policy and prompt, with the prompt's category; None for what is not known."""
+    return [{"policy": policy, "prompt": prompt, "category": categories[prompt]}
+            | {name: None if math.isnan(one) else float(one)
+               for name, one in zip(SUMS, own, strict=True)}
             for policy, total in sums.items() for prompt, own in enumerate(total)]  # fmt: skip
 
 
-def table_of(rows: list[Row], directions: dict[str, Any]) -> list[Row]:
-    """Return a row a policy: over all prompts, then over those whose answers all ended."""
+def table_of(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of policies: over all prompts, those whose answers all ended, each category."""
     sums: dict[str, list[list[float]]] = {}
     for row in rows:
-        sums.setdefault(row["policy"], []).append([float(row[name]) for name in SUMS])
+        known = [math.nan if row[name] in ("", None) else float(row[name]) for name in SUMS]
+        sums.setdefault(row["policy"], []).append(known)
     every = {policy: np.array(own) for policy, own in sums.items()}
     ended = np.all([own[:, 0] == own[:, 1] for own in every.values()], 0)
-    table = _rows(every, np.ones(len(ended), bool), directions, "all")
-    return table + (_rows(every, ended, {}, "complete") if 2 <= ended.sum() < len(ended) else [])
+    categories = np.array([row["category"] for row in rows[: len(ended)]])
+    parts = {"all": np.ones(len(ended), bool), "complete": ended}
+    parts |= {name: categories == name for name in dict.fromkeys(categories.tolist())}
+    return [row for name, among in parts.items()
+            if name == "all" or 2 <= among.sum() < len(ended)
+            for row in _rows(every, among, name)]  # fmt: skip
 
 
-def _rows(
-    every: dict[str, np.ndarray], among: np.ndarray, directions: dict[str, Any], which: str
-) -> list[Row]:
+def _rows(every: dict[str, np.ndarray], among: np.ndarray, which: str) -> list[Row]:
     table, names = [], [*every]
     means = {policy: _means(own[among]) for policy, own in every.items()}
     lossless, first = means[names[0]], means[names[min(1, len(names) - 1)]]
@@ -193,18 +200,19 @@ def _rows(
             difference=less,
         )
         row["shown_by_80_percent"] = (TWO_SIDED + POWER) * less.standard_error
-        surprise, agreement = directions.get(policy, (None, None))
-        table.append(row | {"surprise": surprise, "agreement": agreement})
+        table.append({name: None if value != value else value for name, value in row.items()})
     return table
 
 
 def _means(own: np.ndarray) -> dict[str, Estimate]:
-    answers, ended, tokens, calls, nats, score = own.T
+    answers, ended, tokens, calls, nats, score, surprise, agreement = own.T
     pairs = {
         "tokens_per_call": (tokens, calls),
         "calls_per_answer": (calls, answers),
         "tokens_per_answer": (tokens, answers),
         "nats": (nats, tokens),
+        "surprise": (surprise, tokens),
+        "agreement": (agreement, tokens),
         "ended": (ended, answers),
         "score": (score, answers),
     }

@@ -88,6 +88,7 @@ def generate(
     token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
         one that was not drafted, and padding. Sums over a row are what that row spent; the sum
         over its first t tokens is what an answer that ended there would have spent.
+    row_directions : (B, 3) float64, Σ over a row's new tokens of entropy, surprise and agreement.
     log_probs : ``target`` and ``emitted``, (B, N): ln q and ln h of each new token; None unless
         asked for.
     dtype : of the models, or of target and draft where they differ (``float32, float16``).

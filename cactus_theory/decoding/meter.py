@@ -20,17 +20,19 @@ WAITING_ENTRIES = 2**19
 
 
 class TokenLog:
-    """Charges of new tokens (B, room), 0 for none, and ln q and ln h of each."""
+    """Charges of new tokens (B, room), 0 for none, ln q and ln h of each, directions of texts."""
 
     def __init__(self, batch: int, room: int, log_probs: bool) -> None:
         self.has_log_probs = log_probs
         self.charges = np.zeros((batch, room))
+        self.directions = np.zeros((batch, len(DIRECTIONS)))
         self.target, self.emitted = np.full((2, batch, room), np.nan)
 
     def enter(self, node: Node, spent: float, emitted: Emitted) -> None:
         """Record the charge of an emitted token, and its log-probabilities if they are kept."""
         *at, token = emitted
         self.charges[*at] = spent
+        self.directions[at[0]] += node.directions
         if self.has_log_probs:
             with np.errstate(divide="ignore"):  # a row of one's own may emit what q excludes
                 self.target[*at] = np.log(float(node.target[token]))

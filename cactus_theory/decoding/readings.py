@@ -55,9 +55,9 @@ class Reading:
     expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
     raised_off_head : Σ over those rows of :func:`cactus_theory.emitted.raised_off_head`.
     entropy, surprise, agreement : Σ over new tokens of :func:`cactus_theory.emitted.directions`,
-        known of all requests together: how random the laws are that tokens were drawn from, how
-        much less likely these make texts under the target, and how much more often they say what
-        the target would say if it were asked again. Beside regret q is the row at temperature 1.
+        how random the laws are that tokens were drawn from, how much less likely these make texts
+        under the target, and how much more often they say what the target would say if it were
+        asked again. Beside regret q is the row at temperature 1.
     """
 
     rounds: Mapping[Kind, int]

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.decoding.readings import Kind, Reading
+from cactus_theory.decoding.readings import DIRECTIONS, Kind, Reading
 from cactus_theory.verify.node import Node
 
 DECODING_PARTS = ("draft", "target", "verify", "other")
@@ -85,6 +86,7 @@ class GenerationResult:
     reading: Reading
     rows: Sequence[Node] = ()
     token_charges: Float[Tensor, "batch new"] | None = None
+    row_directions: Float[np.ndarray, "batch 3"] | None = None
     log_probs: LogProbs | None = None
     loop: str = "host"
     dtype: str = ""
@@ -112,13 +114,15 @@ class GenerationResult:
     def readings(self) -> list[Reading]:
         """Return the readings of each row by itself; see ``decoding.readings``."""
         rows = zip(self.row_rounds, self.row_lengths, strict=True)
-        if self.token_charges is None:
+        if self.token_charges is None or self.row_directions is None:
             return [Reading(rounds, length) for rounds, length in rows]
         name, charges = self.reading.divergence, self.token_charges.tolist()
         return [
-            Reading(rounds, length, math.fsum(own), max(own, default=0.0), name)
-            for (rounds, length), own in zip(rows, charges, strict=True)
-        ]
+            Reading(rounds, length, math.fsum(own), max(own, default=0.0), name,
+                    **dict(zip(DIRECTIONS, sums, strict=True)))
+            for (rounds, length), own, sums in zip(
+                rows, charges, self.row_directions.tolist(), strict=True)
+        ]  # fmt: skip
 
     @property
     def tokens_per_second(self) -> float:

@@ -165,6 +165,7 @@ class Rounds(ABC):
             reading = self.meter.reading(rounds, reading.num_tokens)
             if (log := self.meter.log) is not None:
                 measured["token_charges"] = log.costs(longest)
+                measured["row_directions"] = log.directions.copy()
                 measured["log_probs"] = log.log_probs(longest)
         if self.recorder is not None:
             measured["rows"] = self.recorder

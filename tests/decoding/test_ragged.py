@@ -65,7 +65,7 @@ def compare(target, draft, rows, options, policy="speculative", seeds=SEEDS):
         alone, found = single.reading, readings[number]
         check_identities(found)
         assert (found.rounds, found.num_tokens) == (alone.rounds, alone.num_tokens)
-        for name in ("emitted_divergence", "largest_row_divergence"):
+        for name in ("emitted_divergence", "largest_row_divergence", "surprise", "agreement"):
             read = getattr(found, name), getattr(alone, name)
             assert read[0] is read[1] is None or read[0] == pytest.approx(read[1], abs=1e-5)
         rounds.update(alone.rounds)

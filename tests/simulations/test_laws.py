@@ -17,6 +17,11 @@ def asked(tmp_path, *more):
     return main(["laws", *SMALL, "--out", str(tmp_path), *more])
 
 
+def numbers(row):
+    return {name: float(value or "nan") for name, value in row.items()
+            if name not in ("policy", "which")}  # fmt: skip
+
+
 def test_a_killed_run_goes_on_to_the_same_table(tmp_path) -> None:
     assert asked(tmp_path, *FACTS) == 0
     whole = [read_csv(tmp_path / name)[0] for name in ("laws.csv", "by_prompt.csv")]
@@ -26,10 +31,12 @@ def test_a_killed_run_goes_on_to_the_same_table(tmp_path) -> None:
     journal.write_text("".join(lines[:3]) + lines[3][:20], encoding="utf-8")
     assert asked(tmp_path, *FACTS) == 0
     assert [read_csv(tmp_path / name)[0] for name in ("laws.csv", "by_prompt.csv")] == whole
-    rows = [row | {name: float(row[name]) for name in SUMS} for row in whole[1]]
-    again = table_of(rows, {})
-    assert [f"{row['tokens_per_call']:.12g}" for row in again] == [
-        row["tokens_per_call"] for row in whole[0]
+    assert asked(tmp_path / "again", "--sums", str(tmp_path / "by_prompt.csv")) == 0
+    again, source = read_csv(tmp_path / "again/laws.csv")
+    assert "--sums" in source["command"]
+    # sums are written with 12 digits
+    assert [numbers(row) for row in again] == [
+        pytest.approx(numbers(row), abs=1e-10, nan_ok=True) for row in whole[0]
     ]
     assert asked(tmp_path, "--num-prompts", "2", *FACTS) == 2  # of other prompts
     assert asked(tmp_path / "none", "--score", "word") == 2  # prompts without an answer
@@ -40,10 +47,12 @@ def test_a_policy_that_is_lossless_has_the_same_answers(tmp_path) -> None:
     rows, _ = read_csv(tmp_path / "by_prompt.csv")
     mine, theirs = ([float(row[name]) for row in own for name in SUMS]
                     for own in (rows[:3], rows[3:]))  # fmt: skip
+    assert any(row["surprise"] != "0" for row in rows)
     assert mine == pytest.approx(theirs, abs=1e-12)
     assert asked(tmp_path / "0", "--temperature", "0", "--policy", "regret:price=0.5") == 0
     table, _ = read_csv(tmp_path / "0/laws.csv")
     assert [row["policy"] for row in table] == ["regret:price=inf", "regret:price=0.5"]
+    assert {row["surprise"] for row in table} == {""}
 
 
 def test_a_word_counts_where_it_stands_by_itself() -> None:
@@ -54,12 +63,12 @@ def test_a_word_counts_where_it_stands_by_itself() -> None:
 
 
 def test_ratios_and_differences_are_paired_by_prompt() -> None:
-    lossless = np.array([[2, 2, 8, 4, 0, 2], [2, 2, 6, 4, 0, 0], [2, 1, 8, 4, 0, 1],
-                         [2, 2, 8, 4, 0, 2.0]])  # fmt: skip
+    lossless = np.array([[2, 2, 8, 4, 0, 2, 0, 0], [2, 2, 6, 4, 0, 0, 0, 0],
+                         [2, 1, 8, 4, 0, 1, 0, 0], [2, 2, 8, 4, 0, 2, 0, 0.0]])  # fmt: skip
     lossy = lossless.copy()
-    lossy[:, 3:] = [[2, 0.8, 2], [2, 0.4, 0], [3, 0.8, 2], [2, 0.9, 0]]
-    rows = by_prompt({"speculative": lossless, "x": lossy})
-    first, other, *complete = table_of(rows, {"x": (0.1, 0.2)})
+    lossy[:, 3:] = [[2, 0.8, 2, 1, 2], [2, 0.4, 0, 1, 2], [3, 0.8, 2, 1, 2], [2, 0.9, 0, 0, 0]]
+    rows = by_prompt({"speculative": lossless, "x": lossy}, ["sums", "sums", "tales", "tales"])
+    first, other, *parts = table_of(rows)
     assert first["score"] == 5 / 8 and first["difference"] == first["difference_se"] == 0
     gap = np.array([0, 0, 0.5, -1])
     assert other["difference"] == gap.mean() and other["nats"] == pytest.approx(2.9 / 30)
@@ -71,5 +80,8 @@ def test_ratios_and_differences_are_paired_by_prompt() -> None:
     error = np.sqrt(3 / 4 * ((left - left.mean()) ** 2).sum())
     assert other["over_lossless_se"] == pytest.approx(error)
     assert (other["surprise"], other["agreement"]) == (0.1, 0.2)
-    assert [row["which"] for row in complete] == ["complete"] * 2
-    assert complete[1]["prompts"] == 3 and complete[1]["tokens_per_call"] == 22 / 6
+    assert [row["which"] for row in parts] == [
+        name for name in ("complete", "sums", "tales") for _ in range(2)
+    ]
+    assert parts[1]["prompts"] == 3 and parts[1]["tokens_per_call"] == 22 / 6
+    assert parts[3]["tokens_per_call"] == 14 / 4 and parts[5]["nats"] == pytest.approx(1.7 / 16)
