@@ -151,3 +151,21 @@ def test_places_have_the_logits_of_the_models() -> None:
     assert at["best"] == pytest.approx(float(q.max()), rel=1e-5)
     assert at["entropy"] == pytest.approx(float(torch.special.entr(q).sum()), rel=1e-5)
     assert at["entropy_3"] == pytest.approx(float(torch.special.entr(q.topk(3).values).sum()), 1e-5)
+
+
+def test_no_bonus_follows_an_end_and_errors_leave_a_text_out(places) -> None:
+    names = greedy.NUMBERS
+    texts = [[{"ended": row % 3 == 0, "places": [[float(places[name][row, i]) for name in names]
+               for i in range(WIDTH) if places["rank"][row, i] < math.inf]}
+              for row in range(start, start + 40)] for start in range(0, ROUNDS, 40)]  # fmt: skip
+    sums = greedy._Sums(greedy.OPTIMUM, texts, WIDTH)
+    loosest = int(np.argmin(greedy.OPTIMUM.knobs))
+    kept = greedy.best_path(places, float(greedy.OPTIMUM.knobs[loosest]))
+    drafted = np.isfinite(places["rank"]).sum(1)
+    ended = np.array([own["ended"] for rounds in texts for own in rounds])
+    expected = kept + 1 - (ended & (kept == drafted))
+    assert sums.tokens[loosest].tolist() == expected.reshape(-1, 40).sum(1).tolist()
+    found = sums.at(0.05)[0]
+    for left, own in enumerate(found.left_out):
+        others = greedy._Sums(greedy.OPTIMUM, texts[:left] + texts[left + 1 :], WIDTH).at(0.05)[0]
+        assert own == pytest.approx(others.value, abs=1e-12)
