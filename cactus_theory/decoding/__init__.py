@@ -1,4 +1,4 @@
-"""Decode texts with a target and a draft model from Hugging Face."""
+"""Decode texts speculatively with a target and a draft model from Hugging Face."""
 
 from cactus_theory.decoding.drafters import (
     Drafter,

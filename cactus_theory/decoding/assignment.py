@@ -1,4 +1,4 @@
-"""Which policy judges which drafted token of a batch."""
+"""Assign a policy to each drafted token of a batch, as each text's schedule chooses."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from cactus_theory.verify.node import Node
 
 
 class Rule:
-    """A policy or a schedule along one text, with its state; foreign schedules see copies."""
+    """A text's policy or schedule, and its state; schedules of other packages get copies."""
 
     def __init__(self, policy: Spec | Schedule, prompt: Sequence[int]) -> None:
         self.schedule = policy if isinstance(policy, Schedule) else OnePolicy(policy)
@@ -23,12 +23,12 @@ class Rule:
         self.state = self.schedule.begin(list(prompt))
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Show the schedule the nodes where tokens were emitted, if it observes them."""
+        """Pass the nodes where tokens were emitted to a schedule that overrides ``observe``."""
         if self.observes:
             self.state = self.schedule.observe(self.state, self.schedule.shown(nodes))
 
     def advance(self, new_ids: Sequence[int]) -> None:
-        """Tell the schedule which ids the text has got."""
+        """Advance the schedule's state by the text's new ids."""
         self.state = self.schedule.advance(self.state, list(new_ids))
 
 
@@ -47,7 +47,7 @@ def assigned(
     draft: Draft,
     verifier: Verifier,
 ) -> Assignment:
-    """Return which policy judges each drafted token, and the rows that schedules have solved."""
+    """Return the policy of each drafted token, and the nodes that schedules have solved."""
     if len(policies) == 1:
         return Assignment(policies)
     chosen, nodes = [], dict[tuple[int, int], Node]()

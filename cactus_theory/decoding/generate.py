@@ -1,8 +1,8 @@
-"""Decode prompts: keywords or one object of options in, a result out.
+"""Decode prompts speculatively: :func:`generate` takes keywords, :func:`decode` one options object.
 
-The stages behind them, in order: ``options`` checks what was asked for, ``prepare`` the models
-and prompts; ``rounds`` drafts, verifies and measures until every text has ended, on the host
-(``host``) or on a GPU (``device``); ``result`` says what came out.
+A decode has four stages. ``options`` checks the keywords. ``prepare`` checks the models and the
+prompts. ``rounds`` drafts, verifies and measures until every text has ended, on the host
+(``host``) or on a GPU (``device``). ``result`` holds the tokens and the statistics.
 """
 
 from collections.abc import Collection
@@ -23,96 +23,106 @@ from cactus_theory.decoding.result import GenerationResult
 def generate(
     target_model: Any, draft_model: Any, input_ids: Tensor, **options: Any
 ) -> GenerationResult:
-    """Continue texts with drafted tokens that the target verifies under ``policy``.
+    """Continue prompts with tokens that a draft proposes and the target verifies under ``policy``.
 
-    Every round the draft proposes up to K tokens a row, the target scores them in one forward
-    pass, the policy accepts a prefix and one more token follows. With the policy
-    ``speculative`` a text has exactly the target's law; at temperature 0 it is the target's
-    greedy text. Every row has its own seed and length and behaves as if it were alone, in
-    float32 and float64: in half precision a row's logits depend on the batch it is in.
+    In each round the draft proposes up to K tokens for each text, and the target scores all of
+    them in one forward pass. The policy accepts a prefix of the drafted tokens, and one recovered
+    or bonus token follows. With the policy ``speculative`` a text has exactly the target's
+    distribution; at temperature 0 the text is the target's greedy text. Every text has a separate
+    seed and length, and the other texts of the batch do not change its tokens in float32 and
+    float64. In half precision the logits of a text depend on the batch that contains the text.
 
     Parameters
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
-    draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()`` or
-        ``ModelDrafter(model, stop=0.3)``, which drafts fewer tokens where it is unsure. None is
-        the target alone: one token a row and forward pass, nothing to draft, meter or record.
-    input_ids : (B, T) int64, T ≥ 1.
-    policy : a Policy, a spec such as ``"cactus:delta=0.1"``, or a Schedule of them; or a list
-        of B of these.
-    num_draft_tokens : K ≥ 1; fewer are drafted where fewer than K + 1 tokens have room.
-    max_new_tokens : never exceeded; T + max_new_tokens must fit both models' positions.
-    attention_mask : (B, T), 0 on padding (in front of shorter prompts), which takes no position.
-    temperature : of both models; 0 is greedy, and nearly so with ``regret``, a policy for 0 alone,
-        which sees the target's rows at temperature 1; a policy that keeps to the target's tokens
-        relaxes nothing there.
+    draft_model : a second causal LM with the target's vocabulary, or a drafter, such as ``NGram()``
+        or ``ModelDrafter(model, stop=0.3)``, which drafts fewer tokens where the model is unsure.
+        With None the target decodes alone: one token per text and forward pass, and nothing is
+        drafted, metered or recorded.
+    input_ids : (B, T) int64, T ≥ 1, the prompts.
+    policy : a Policy, a spec such as ``"cactus:delta=0.1"``, or a Schedule, which changes policies
+        along a text; or a list with B such entries, one for each text.
+    num_draft_tokens : K ≥ 1, the most drafted tokens of a round. Fewer tokens are drafted where a
+        text has room for fewer than K + 1 new tokens.
+    max_new_tokens : the most new tokens of a text. T + max_new_tokens must fit the positions of
+        the target; a draft model stops drafting where its positions end.
+    attention_mask : (B, T), 0 on padding. Padding stands in front of shorter prompts and takes no
+        position.
+    temperature : of both models; 0 is greedy decoding, where a policy that emits only tokens with
+        q > 0 relaxes nothing. ``regret`` is a policy for temperature 0 alone: decoding stays
+        nearly greedy, and the policy reads the target's rows at temperature 1.
     logits_processor : Hugging Face processors, applied to both models before the temperature.
-        They see prompts as they were given, padding included. Those of your own are for one text.
+        Processors read the prompts as given, padding included. A processor of your own needs a
+        batch of one text.
     eos_token_ids : tokens that end a text, anywhere in a round; ``()`` for none. The default is
-        the target's own, ``generation_config.eos_token_id``.
-    stop : called after each new token of a row with the row's ids (1, length) and the number of
-        them that are the prompt's; True ends the row.
-    seed : randomness: an integer (row b takes seed + b) or one per row. The default is 0.
+        the target's ``generation_config.eos_token_id``.
+    stop : function called after each new token with the ids of the text (1, length) and the number
+        of ids in the prompt; True ends the text.
+    seed : seed of the random numbers: an integer (text b uses seed + b), or one integer per text.
+        The default is 0.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
         as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees
-        of a drafter that declares their laws), or a Verifier.
-    fast_forward : whether Llama-like models run through this package's own forward pass
-        (True, refusing others), the library's (False), or whichever fits (None). Both
-        compute the same function up to rounding.
-    meter : also add up the emitted KL, for ``regret`` the regret, or the divergence named; its
-        time is kept out of the decode's.
+        of a drafter that declares the laws of their tokens), or a Verifier.
+    fast_forward : which forward pass Llama-like models run through: the pass of this package
+        (True, an error for other models), the pass of transformers (False), or the pass of this
+        package where the model is supported (None). Both passes compute the same function up to
+        rounding.
+    meter : whether to add up the divergence of the emitted laws from the target: True for KL (for
+        ``regret``: the regret), or the name of a divergence. The seconds of the meter are not part
+        of the decode's seconds.
     record_rows : also return the verified rows.
-    log_probs : also return ln q and ln h of every new token; needs the meter, which has the
+    log_probs : also return ln q and ln h of every new token; needs the meter, which computes the
         emitted laws.
-    callbacks : what is called after every round: :class:`Callbacks`.
-    device_loop : whether rounds run as one captured graph each, with one read by the host
-        (:mod:`cactus_theory.decoding.device`): True requires it, None takes it on a GPU where it
-        fits. It takes Llama-like models, chains and blocks of tokens drafted by a model, and one
-        policy a text; no processors, ``stop``, ``record_rows``, ``on_rows`` or
-        ``on_round``. On a GPU the fused kernels of
-        :mod:`cactus_theory.kernels` verify where they can: one policy that has one, float32 or
-        shorter logits, Triton. They have random numbers of their own, so that a seed gives
-        other tokens than in the usual loop. ``"torch"`` requires the loop with the tokens of
-        the usual one, ``"kernels"`` requires the kernels.
+    callbacks : functions that are called after every round: :class:`Callbacks`.
+    device_loop : whether each round runs as one captured graph, with one read by the host
+        (:mod:`cactus_theory.decoding.device`). True requires this loop; None uses the loop on a GPU
+        where the decode fits. The loop supports Llama-like models, chains and blocks of tokens
+        drafted by a model, and one policy per text, without processors, ``stop``, ``record_rows``,
+        ``on_rows`` and ``on_round``. On a GPU the fused kernels of :mod:`cactus_theory.kernels`
+        verify if all texts have the same policy, the policy has a kernel, logits have at most 32
+        bits and Triton is installed. The kernels draw other random numbers, so that a seed gives
+        other tokens than the host loop does. ``"torch"`` requires the device loop with the tokens
+        of the host loop, ``"kernels"`` requires the kernels.
 
     Returns
     -------
-    output_token_ids : (B, N) int64, the new tokens of each row, the end-of-text token
-        included, padded with −1 to the longest row.
-    row_ended : whether each text ended by itself.
-    row_rounds : (drafted, accepted, ended inside) → how many rounds did that, of each row.
-    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first.
-    seconds : where the time went.
-    reading : what all rows took and emitted together, with every count and rate.
-    rows : the verified rows, None unless they were recorded.
-    token_charges : (B, N) float64, what the meter charged for each new token: 0 for a bonus token,
-        one that was not drafted, and padding. Sums over a row are what that row spent; the sum
-        over its first t tokens is what an answer that ended there would have spent.
-    row_directions : (B, 3) float64, Σ over a row's new tokens of entropy, surprise and agreement.
+    output_token_ids : (B, N) int64, the new tokens of each text, the end-of-text token
+        included, padded with −1 to the longest text.
+    row_ended : for each text, whether an end-of-text token or ``stop`` ended the text.
+    row_rounds : for each text, (drafted, accepted, ended inside) → the number of such rounds.
+    target_calls, draft_calls : forward passes of the batch; the prompt is part of the first pass.
+    seconds : the wall-clock seconds by part of the decode.
+    reading : counts, rates and metered divergence of all texts together.
+    rows : the verified rows, empty unless ``record_rows``.
+    token_charges : (B, N) float64, the meter's charge for each new token: 0 for a bonus token,
+        for a token that was not drafted, and for padding. The sum over a row is the divergence
+        that the text spent; the sum over the first t tokens is the divergence that an answer
+        ending there would have spent.
+    row_directions : (B, 3) float64, Σ over a text's new tokens of entropy, surprise and agreement.
     log_probs : ``target`` and ``emitted``, (B, N): ln q and ln h of each new token; None unless
-        asked for.
+        requested.
     dtype : of the models, or of target and draft where they differ (``float32, float16``).
-    loop : which loop ran: ``device`` or ``host``, with the reason where the device loop was
-        to be taken if it fits and does not. ``device, by kernels`` where the fused kernels
-        verified, and ``device, by torch`` with the reason where they were to and could not.
+    loop : which loop ran: ``device`` or ``host``; after ``host`` stands the reason, if a device
+        loop was allowed and does not fit the decode. ``device, by kernels`` if the fused kernels
+        verified; ``device, by torch`` and the reason if the kernels could not.
 
     Notes
     -----
-    Rules, processors, callbacks and schedules of your own get copies: all may keep them, and all
-    but rules may change them. Weights are read when a decode begins: whoever changes them
-    during one changes the next.
+    Your rules, processors, callbacks and schedules get copies of tensors. All of them may keep the
+    copies, and all but rules may change the copies. Weights are read when a decode begins: a
+    change during a decode takes effect in the next decode.
 
     Raises
     ------
     ValueError
         Vocabularies or devices that differ, ids or lengths out of range, a model in training
-        mode, an unknown policy, seeds or policies that are not one per row, a schedule whose
+        mode, an unknown policy, seeds or policies that are not one per text, a schedule whose
         guarantee the verifier would break, ``log_probs`` without the meter.
     TypeError
         Ids that are not integers, a draft that is neither a model nor a drafter.
     DecodingError
-        A row without a law, since a processor leaves no token or the logits hold NaN; it
-        carries the result up to then.
+        A row that is no distribution, because a processor leaves no token or the logits hold NaN;
+        the error carries the result of the rounds before.
 
     Warns
     -----
@@ -135,10 +145,13 @@ def generate(
 
 
 def show_keywords(function: Any, known: Collection[str] = ()) -> list[str]:
-    """Let a function that takes ``**options`` show those of a decode but ``known``; return them."""
+    """Put a decode's keywords into the signature of a function with ``**options``; return names.
+
+    Keywords in ``known`` are left out: the function names or sets them already.
+    """
     shown, named = signature(function), signature(DecodeOptions).parameters
     own, more = list(shown.parameters.values()), [own for own in named if own not in known]
-    rest = own[-1:] if known else []  # what else it takes
+    rest = own[-1:] if known else []  # with ``known``, the function takes further keywords
     function.__signature__ = shown.replace(
         parameters=[*own[:-1], *(named[name] for name in more), *rest]
     )
@@ -151,12 +164,12 @@ show_keywords(generate)
 def decode(
     target_model: Any, draft_model: Any, input_ids: Tensor, options: DecodeOptions
 ) -> GenerationResult:
-    """Do what :func:`generate` does, whose keywords ``options`` has.
+    """Decode as :func:`generate` does, with the keywords in one ``options`` object.
 
     Raises
     ------
     ValueError, TypeError, DecodingError
-        As :func:`generate`, for what depends on models and prompts.
+        As :func:`generate`, for errors that depend on models and prompts.
     """
     options = options.at_ends_of(target_model)
     opening = Opening(target_model, draft_model, input_ids, options)

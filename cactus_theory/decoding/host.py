@@ -1,4 +1,4 @@
-"""A round on the host: draft, verify in one forward pass of the target, roll back."""
+"""The decode loop on the host: draft, verify in one forward pass of the target, roll back."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from cactus_theory.verify.draw import NO_TOKEN
 
 
 class HostRounds(Rounds):
-    """The rounds of a decode on the host; texts that have ended leave the batch.
+    """The decode loop on the host; texts that have ended leave the batch.
 
-    The target's rows of a round stand in the memory of its logits: the loop alone writes there,
-    and what verifiers, meter and schedules are shown is valid until the next round.
+    The target's rows of a round are written over the logits. Verifiers, meter and schedules may
+    read these rows until the next round, and must not write to them.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -48,11 +48,11 @@ class HostRounds(Rounds):
 
     @property
     def calls(self) -> tuple[int, int]:
-        """Return the forward passes of the target and of the draft so far."""
+        """Return the number of forward passes of the target and of the draft so far."""
         return self.target.calls, 0 if self.drafting is None else self.drafting.calls
 
     def round(self) -> list[list[int]]:
-        """Give every text that is not finished at least one token; return the new ids of all."""
+        """Run one round: every open text gets at least one token; return the new ids per text."""
         before = dict(self.clock.parts)
         texts, width = self.texts, self.opening.width
         draft_lengths = [min(width, text.room - 1) for text in texts.rows]
@@ -97,7 +97,8 @@ class HostRounds(Rounds):
         if all(opened):
             return
         rows = [row for row, on in enumerate(opened) if on]
-        movers = [row for row in rows if row >= len(rows)]  # they fill the gaps, so that few move
+        # the last rows fill the gaps, so that few rows are copied
+        movers = [row for row in rows if row >= len(rows)]
         rows = [row if on else movers.pop() for row, on in enumerate(opened[: len(rows)])]
         if not rows:
             return
@@ -118,7 +119,7 @@ class HostRounds(Rounds):
         return proposal
 
     def _coins(self, drafted: int) -> int:
-        """Return the number of acceptance coins of a row that drafts paths of so many tokens."""
+        """Return the number of acceptance coins of a text that drafts ``drafted`` tokens deep."""
         drafter = self.opening.drafter
         return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 
@@ -136,9 +137,9 @@ class HostRounds(Rounds):
         return self.warp(logits, texts, 0, drafted, draft=draft)
 
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
-        """Append the tokens of each row and roll the models back to them."""
+        """Append the tokens to each text and roll the models' caches back to the new lengths."""
         texts, before = self.texts, self.texts.lengths
-        if verdict.path is not None:  # the draft stands in the texts in its own order
+        if verdict.path is not None:  # the buffer holds a tree's nodes, not the accepted path
             texts.propose_all(verdict.accepted_token_ids)
         taken = texts.settle(tokens, verdict.last)
         path = range(taken[0]) if verdict.path is None else verdict.path[0].tolist()

@@ -1,4 +1,4 @@
-"""A hard cap on what an answer spends: so many nats a token, at every length it may end at."""
+"""A hard cap on the nats that an answer spends per token, at every length where it may end."""
 
 import copy
 import math
@@ -25,56 +25,57 @@ from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes
 from cactus_theory.verify.tree import Tree
 
-# prices on a policy's ladder, its own among them, and the ratio of each to the one before
+# number of prices on a policy's ladder, including the policy's price, and the ratio of each price
+# to the price before: the highest is 8 times the lowest
 RUNGS, STEP = 7, math.sqrt(2)
-# credit, in tokens, below which prices rise, by STEP whenever it falls by STEP². On answers
-# of 64 tokens of the shipped pair, 4 spends 93 to 98 % of caps from 0.02 to 0.1, 16 spends 82 to
-# 97 % and 64 spends 49 to 89 %; tokens per call at equal KL are the same up to noise
+# credit in tokens below which prices rise: by STEP each time that the credit falls by STEP². On
+# answers of 64 tokens of the shipped pair, 4 spends 93 to 98 % of caps from 0.02 to 0.1, 16 spends
+# 82 to 97 % and 64 spends 49 to 89 %; tokens per call at equal KL are the same up to noise
 PATIENCE = 4.0
-# keeps every drafted token that is not masked
+# policy that keeps every drafted token that is not masked
 KEEP = read_policy("regret:price=0")
-# share of the cap that is held back: the meter adds up the same numbers in another order
+# share of the cap that is held back, as the meter adds up the same charges in another order
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class Account:
-    """The books of one text."""
+    """State of a ledger along one text: tokens emitted and nats spent."""
 
     inner: Any  # the state of the schedule that is capped
     emitted: int  # new tokens
-    spent: float  # nats charged for them
+    spent: float  # nats charged for the new tokens
 
 
 class Ledger(Schedule):
-    r"""Follow a policy as far as the answer's allowance goes, and be lossless beyond it.
+    r"""Follow a policy under a hard cap on the nats per token of every answer, else be lossless.
 
-    Guarantee: for every answer and every t, what the meter charges for its first t tokens is at
-    most ``cap · t + burst`` nats of KL, or of regret for a policy of temperature 0, so that an
-    answer may end anywhere, by itself, inside a draft or by a limit. It holds for each text of a
-    batch, by itself, under the verifiers ``chain``, ``block`` and ``tree``, and not on average but
-    always.
+    Guarantee: for every answer and every t, the meter's charge for the first t tokens is at most
+    ``cap · t + burst`` nats, of KL or, for a policy of temperature 0, of regret. So the cap holds
+    wherever the answer ends: at an end token, inside a draft or at a length limit. The guarantee
+    holds for each text of a batch separately, under the verifiers ``chain``, ``block`` and
+    ``tree``, and always, not on average.
 
-    Why (the proof is THEORY.md, Theorem 17): what a row is charged under a policy is known before
-    its token is judged, and a row is given only a policy with whose charge the answer stays within
-    the cap, which ``speculative``, or strict greedy decoding, charged 0, always does. Tokens that
-    were not drafted cost nothing.
+    Why (the proof is THEORY.md, Theorem 17): the charge of a row under a policy is known before
+    the row's token is judged. A row gets a policy only if the answer stays within the cap after
+    the policy's charge. ``speculative``, or strict greedy decoding at temperature 0, is charged 0
+    and so always fits. Tokens that were not drafted cost nothing.
 
-    A policy with a price is also tried at higher prices, up to 8 times its own, and the price
-    rises as credit runs out: a row is first offered the price times √(4/c), where c is the
-    credit in tokens' worth, (cap · t + burst − spent)/cap. A steady price buys more tokens than
-    spending all at once, and the price of the policy, its lowest, need not be tuned to the cap.
-    Any other policy is followed where its charge fits. Along a deterministic draft in a block
-    ``regret`` keeps the n tokens that maximise n − ν Σ ρ among those whose charges fit, with ν
-    raised likewise (THEORY.md, Theorem 30): tokens that only pay with one that does not fit are
-    not kept.
+    A policy with a price is also tried at higher prices, up to 8 times the policy's price. Prices
+    rise as the credit falls: the first price tried at a row is the policy's price times √(4/c),
+    where c is the credit in tokens, (cap · t + burst − spent)/cap. This rule is a heuristic: a
+    steady price buys more tokens than spending the whole credit at once, and the policy's price
+    need not be tuned to the cap. A policy without a price is followed where its charge fits.
+    Along a deterministic draft in a block, ``regret`` keeps the n tokens that maximise n − ν Σ ρ
+    among the n whose charges fit, with ν raised in the same way (THEORY.md, Theorem 30). A token
+    that pays only together with a later token that does not fit is not kept.
 
     Parameters
     ----------
-    policy : a policy, its spec, or a schedule of policies (``Between(...)``: the cap then holds
-        for the whole answer, and nothing is spent outside the section).
+    policy : a policy, a spec, or a schedule of policies (with ``Between(...)`` the cap holds for
+        the whole answer, and nothing is spent outside the section).
     cap : nats per token of the answer, at least 0.
-    burst : nats that may be spent ahead of the tokens, at least 0.
+    burst : nats that may be spent in advance, before the tokens that pay for them; at least 0.
 
     Raises
     ------
@@ -95,7 +96,7 @@ class Ledger(Schedule):
         self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
 
     def _cap(self, inner: Schedule) -> None:
-        """Take the schedule to follow, and the ladders of its policies, by number."""
+        """Set the schedule to follow, all policies, and each policy's ladder as policy numbers."""
         policies, numbers = list[Policy](), []
         for own in inner.policies:
             strict = read_policy(defaults.STRICT if own.unit == REGRET else defaults.POLICY)
@@ -123,7 +124,7 @@ class Ledger(Schedule):
     def at_ends(self, token_ids: Iterable[int]) -> "Ledger":
         if (inner := self.inner.at_ends(token_ids)) is self.inner:
             return self
-        own = copy.copy(self)  # of a subclass, too
+        own = copy.copy(self)  # keeps the class and attributes of a subclass
         own._cap(inner)
         return own
 
@@ -145,7 +146,11 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
-        """Return for each node the first policy of its ladder that the allowance has room for."""
+        """Return for each node the first policy of the ladder whose charge fits, and the nodes.
+
+        Nodes are visited from the root down. The allowance at a node is the cap for the tokens up
+        to the node, plus ``burst``, less the nats spent on the path to the node.
+        """
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
         numbers, nodes = of_inner.tolist(), dict[int, Node]()
         planned = self._planned(state, numbers, target_probs, draft, verifier)
@@ -164,7 +169,7 @@ class Ledger(Schedule):
             if node:
                 above = draft.above[0][node - 1]
                 spent[node] = spent[above] + nodes[above].charge().spent
-                # P begins anew after tokens that were not sampled
+                # in a block, P starts at 1 again after a token that was not sampled
                 if verifier.by_path and draft.judged(0, above) == node - 1:
                     alive[node] = nodes[above].next_alive
             allowed = self.cap * (state.emitted + draft.depths[0][node] + 1) * (1 - ROUNDING)
@@ -190,7 +195,12 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> list[int] | None:
-        """Return the policy of each node where the best stop within the cap is known, else None."""
+        """Return the policy number of each node for ``regret`` along a deterministic path.
+
+        None in all other cases. The best n is known from the path's losses ρ: of all n whose
+        charges fit the cap at every token, the largest n that maximises n − ν Σ ρ. The first n
+        nodes get KEEP, all later ones strict greedy decoding.
+        """
         own = self.policies[self.numbers[numbers[0]][0]]
         one_path = isinstance(verifier, Block) and draft.is_chain and draft.probs is None
         regret = isinstance(own, Regret) and own.price is not None and own.price < math.inf
@@ -214,8 +224,13 @@ class Ledger(Schedule):
     def _fitting(
         self, ladder: Sequence[int], allowed: float, at: Callable[[int], Node]
     ) -> tuple[int, Node]:
-        """Return the first policy from the suggested rung on whose charge fits, and its node."""
-        # the first to try: 0 with PATIENCE tokens' worth of credit or more
+        """Return the first policy tried whose charge is at most ``allowed``, and the solved node.
+
+        The search starts at a rung that the credit suggests, and climbs. A step skips rungs by a
+        heuristic: a charge falls about as the inverse square of the price, so by STEP² per rung.
+        The last rung charges 0. So the search ends, and the cap holds whatever rung was first.
+        """
+        # rung 0 with a credit of PATIENCE tokens or more
         rung, last = 0, len(ladder) - 1
         if allowed <= 0:
             rung = last
@@ -226,13 +241,13 @@ class Ledger(Schedule):
             node = at(ladder[rung])
             if rung == last or (charge := node.charge().spent) <= allowed:
                 return ladder[rung], node
-            # a charge falls about as the square of the price, so that STEP² fits the excess
+            # an infinite charge tells nothing about the distance: go up one rung
             over = math.log(charge / allowed) / (2 * math.log(STEP)) if charge < math.inf else 0.0
             rung = min(rung + max(1, math.floor(over)), last)
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:
-    """Return a policy and, if it has a price, the policy at RUNGS − 1 higher prices."""
+    """Return a policy and, if the policy has a price, copies at RUNGS − 1 higher prices."""
     price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
         return (policy,)

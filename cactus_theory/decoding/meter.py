@@ -1,4 +1,8 @@
-"""Measure what relaxed acceptance costs at the nodes that a decode has verified."""
+"""The meter of a decode: add up the divergence of the emitted laws from the target's rows.
+
+Rounds pass the nodes where tokens were emitted to a :class:`Meter`, which also fills a
+:class:`TokenLog` with the charge of each new token.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,14 +17,18 @@ from cactus_theory.decoding.result import LogProbs
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.verify.node import Node, charge_nodes
 
-# a text of the batch, how many new tokens it had before, and the new one
+# number of a text in the batch, number of its new tokens before this token, id of this token
 Emitted = tuple[int, int, int]
-# entries of rows of a device that are collected before they are measured, in few launches
+# entries of q that are collected on a device before they are measured: measuring rows one by one
+# would launch many small kernels
 WAITING_ENTRIES = 2**19
 
 
 class TokenLog:
-    """Charges of new tokens (B, room), 0 for none, ln q and ln h of each, directions of texts."""
+    """Charges and log-probabilities (B, room) of new tokens, and directions (B, 3) of texts.
+
+    Charges are 0 and log-probabilities NaN where no token was entered.
+    """
 
     def __init__(self, batch: int, room: int, log_probs: bool) -> None:
         self.has_log_probs = log_probs
@@ -29,12 +37,12 @@ class TokenLog:
         self.target, self.emitted = np.full((2, batch, room), np.nan)
 
     def enter(self, node: Node, spent: float, emitted: Emitted) -> None:
-        """Record the charge of an emitted token, and its log-probabilities if they are kept."""
+        """Record the charge of an emitted token, and ln q and ln h if the log keeps them."""
         *at, token = emitted
         self.charges[*at] = spent
         self.directions[at[0]] += node.directions
         if self.has_log_probs:
-            with np.errstate(divide="ignore"):  # a row of one's own may emit what q excludes
+            with np.errstate(divide="ignore"):  # a user's rule may emit a token with q = 0
                 self.target[*at] = np.log(float(node.target[token]))
                 self.emitted[*at] = np.log(node.h(token))
 
@@ -51,12 +59,12 @@ class TokenLog:
 
 
 class Meter:
-    """Adds D(h‖q) over the nodes where tokens were emitted.
+    """Sum of D(h‖q) over the nodes where tokens were emitted.
 
-    h is the exact law emitted there by the policy that judged the row; in a block it is that at the
-    node's alive ratio, and counts once, not times the ratio. By the chain rule of KL the expected
-    sum bounds the KL of whole texts from the target's (THEORY.md, Theorem 11). ``Node.charge``
-    computes it (:mod:`cactus_theory.verify.node`).
+    h is the exact emitted law of the policy at the node. In a block, h is the law at the node's
+    alive ratio P, and D(h‖q) counts once, not times P. By the chain rule of KL, the expected sum
+    is an upper bound of the KL of whole texts from the target (THEORY.md, Theorem 11).
+    ``Node.charge`` computes D(h‖q) (:mod:`cactus_theory.verify.node`).
     """
 
     def __init__(self, divergence: str | Divergence = "kl", log: TokenLog | None = None) -> None:
@@ -67,9 +75,10 @@ class Meter:
         self.directions = np.zeros(3)
 
     def add(self, nodes: Sequence[Node], emitted: Sequence[Emitted] | None = None) -> None:
-        """Measure nodes, on a device some time before :meth:`sums` returns.
+        """Add the charges of nodes; nodes on a device are collected and measured later.
 
-        ``emitted`` are the tokens that came from them (None: there is no log).
+        ``emitted`` are the tokens emitted at the nodes, for the log; None without a log.
+        :meth:`sums` measures all collected nodes.
         """
         pairs = list(zip(nodes, emitted or [None] * len(nodes), strict=True))
         if not isinstance(nodes[0].q, Tensor):
@@ -79,12 +88,12 @@ class Meter:
             self._enter_waiting()
 
     def sums(self) -> tuple[int, float]:
-        """Return the number of measured rows and their summed divergence; rows wait for this."""
+        """Measure the collected nodes; return the number of rows and their summed divergence."""
         self._enter_waiting()
         return self.rows, self.total
 
     def take(self, other: "Meter") -> None:
-        """Add what another meter has measured, whose rows wait for this."""
+        """Add the sums of another meter, after measuring the nodes that it has collected."""
         rows, spent = other.sums()
         self.rows, self.total = self.rows + rows, self.total + spent
         self.largest = max(self.largest, other.largest)
@@ -95,7 +104,7 @@ class Meter:
         self.directions += other.directions
 
     def reading(self, rounds: Mapping[Kind, int], num_tokens: int) -> Reading:
-        """Return the sums beside what all rows took."""
+        """Return the meter's sums together with the counts of rounds and tokens."""
         rows, spent = self.sums()
         return Reading(
             rounds,

@@ -1,4 +1,4 @@
-"""First stage of a decode: its keywords as one object, checked once, when it is made."""
+"""First stage of a decode: the keywords of ``generate`` as one object, checked when made."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -27,23 +27,24 @@ from cactus_theory.policies import Policy
 from cactus_theory.verify.contract import Verifier, find_verifier
 from cactus_theory.verify.draft import Draft
 
-# values of ``device_loop`` that name the verifying step
+# values of ``device_loop`` that choose how the device loop verifies
 STEPS = ("torch", "kernels")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """Callbacks of a decode after every round, while it runs; None: nobody listens.
+    """Functions that a decode calls after every round; None for no function.
 
-    What is told are copies. The time they take is kept out of the decode's.
+    Arguments are copies. The seconds of callbacks are not part of the decode's seconds.
 
     Attributes
     ----------
-    on_tokens : called with the new ids of the only row, or a list of them per row.
-    on_rows : called with all rows of the target (B, K + 1, V), those after a rejection too, the
-        draft, the number of each text in the batch, and how many new tokens it had before.
-    on_round : called with the round's counts over all rows (:class:`readings.Reading`), and its
-        seconds by part (``result.Seconds``); what passes between two rounds is in neither.
+    on_tokens : called with the new ids of the text, or in a batch with a list of new ids per text.
+    on_rows : called with all target rows of the round (B, K + 1, V), including the rows after a
+        rejection; the draft; the number of each text in the batch; and the number of new tokens
+        that each text had before the round.
+    on_round : called with the round's counts over all texts (:class:`readings.Reading`), and the
+        round's seconds by part (``result.Seconds``). Seconds between two rounds are left out.
 
     Examples
     --------
@@ -65,15 +66,15 @@ NO_CALLBACKS = Callbacks()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DecodeOptions:
-    """The keywords of :func:`generate`, which says what each means, as one checked object.
+    """The keywords of :func:`generate` as one checked object; :func:`generate` describes each.
 
-    Specs are read here and nowhere beneath; :func:`decode` and the stages after it take the object.
-    ``dataclasses.replace`` makes another one.
+    Specs are parsed in this class only; :func:`decode` and all later stages take the object.
+    ``dataclasses.replace`` makes a changed copy.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`generate`, for whatever does not depend on models and prompts.
+        As :func:`generate`, for errors that do not depend on models and prompts.
     """
 
     policy: Spec | Schedule | Sequence[Spec | Schedule] = defaults.POLICY
@@ -95,7 +96,7 @@ class DecodeOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "temperature", checked_temperature(self.temperature))
-        if self.eos_token_ids is not None:  # perhaps an iterator
+        if self.eos_token_ids is not None:  # an iterator could be read only once
             object.__setattr__(self, "eos_token_ids", end_tokens(self.eos_token_ids))
         whole_number("max_new_tokens", self.max_new_tokens, 1)
         whole_number("num_draft_tokens", self.num_draft_tokens, 1)
@@ -116,11 +117,11 @@ class DecodeOptions:
         if not (loop is None or isinstance(loop, bool) or loop in STEPS):
             allowed = ", ".join(map(repr, (True, False, None, *STEPS)))
             raise ValueError(f"device_loop: must be one of {allowed}; got {loop!r}")
-        _ = self.metered, self.seeds  # read now, so that what is wrong is found here
+        _ = self.metered, self.seeds  # parsed now, so that a wrong value raises here
 
     @cached_property
     def policies(self) -> tuple[Policy | Schedule, ...]:
-        """Return ``policy``, read: one, or one a row."""
+        """Return the parsed ``policy``: one entry for all texts, or one entry per text."""
         policies = self.policy
         if isinstance(policies, str | Policy | Schedule):
             policies = (policies,)
@@ -130,43 +131,46 @@ class DecodeOptions:
 
     @cached_property
     def relaxes_greedy(self) -> bool:
-        """Return whether policies see soft rows at temperature 0 (:func:`relaxes_greedy`)."""
+        """Return whether policies read softmax rows at temperature 0 (:func:`relaxes_greedy`)."""
         return relaxes_greedy(self.policies)
 
     @cached_property
     def parsed_verifier(self) -> Verifier:
-        """Return ``verifier``, read."""
+        """Return the Verifier that ``verifier`` names."""
         return find_verifier(self.verifier)
 
     @cached_property
     def metered(self) -> Divergence | None:
-        """Return the divergence that ``meter`` names, by default regret for policies charged so."""
+        """Return the metered divergence, None without a meter; True means KL, or regret.
+
+        True means regret for policies that are charged in regret.
+        """
         usual = REGRET if self.relaxes_greedy else defaults.DIVERGENCE
         named = usual if self.meter is True else self.meter
         return read_divergence(named) if named else None
 
     def ends(self, target_model: Any) -> frozenset[int]:
-        """Return the ids that end a text of this target."""
+        """Return the token ids that end a text: ``eos_token_ids``, or by default the target's."""
         named = self.eos_token_ids
         return own_ends(target_model) if named is None else end_tokens(named)
 
     def at_ends_of(self, target_model: Any) -> "DecodeOptions":
-        """Return the options with ``eos`` of policies read as the ids that end this target's."""
+        """Return the options, with ``eos`` in policies replaced by the ids that end a text."""
         ends = sorted(self.ends(target_model))
         policies = tuple(policy.at_ends(ends) for policy in self.policies)
         return self if policies == self.policies else replace(self, policy=policies)
 
     @cached_property
     def seeds(self) -> int | list[int]:
-        """Return a seed for the first row, or the seeds of all rows."""
+        """Return the seed of the first text, or a list with the seed of each text."""
         return checked_seeds(self.seed)
 
 
 def check_stop(stop: Any) -> None:
-    """Raise TypeError unless ``stop`` may be called with a row's ids and its prompt's length."""
+    """Raise TypeError unless ``stop`` accepts two arguments: a text's ids and the prompt length."""
     try:
         inspect.signature(stop).bind((), 0)
-    except ValueError:  # a callable that has no signature
+    except ValueError:  # some built-in callables have no signature
         return
     except TypeError:
         rule = "must be a callable of a row's ids and the prompt's length"
@@ -174,13 +178,13 @@ def check_stop(stop: Any) -> None:
 
 
 def own_ends(model: Any) -> frozenset[int]:
-    """Return the ids that end a text by a model's own generation config."""
+    """Return the end-of-text ids in a model's generation config."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return end_tokens(() if ends is None else ends)
 
 
 def end_tokens(eos_token_ids: int | Iterable[int]) -> frozenset[int]:
-    """Return the ids that end a text."""
+    """Return the end-of-text ids as a set; raise for ids that are no whole numbers ≥ 0."""
     ids = (eos_token_ids,) if isinstance(eos_token_ids, int) else tuple(eos_token_ids)
     for token in ids:
         whole_number("eos_token_ids", token, 0)

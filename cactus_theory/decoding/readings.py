@@ -1,17 +1,17 @@
 r"""Acceptance and emitted divergence of one request, under the names that serving engines use.
 
-A *draft* is a round of one text with at least one drafted token. The names of most counts are
-vLLM's, whose counters have them in its ``/metrics`` (``vllm:spec_decode_num_drafts``, …).
+A *draft* is a round of one text with at least one drafted token. Most counts have the names of
+vLLM's counters in ``/metrics`` (``vllm:spec_decode_num_drafts``, …).
 
 Always: Σ acceptance_histogram = num_drafts, Σ a · acceptance_histogram[a] = num_accepted_tokens =
 Σ num_accepted_tokens_per_pos, and mean_acceptance_length = 1 + Σ marginal_acceptance_rates; the
-marginal rates are the tail of the histogram. Where all drafts have K tokens and none holds an end
-of text, the marginal rates are also the running products of the conditional ones. Drafts that
-are shorter count as not accepted at their missing places in the marginal rates and not at all in
-the conditional ones.
+marginal rates are the tail of the histogram. If all drafts have K tokens and none holds an end
+of text, the marginal rates are also the running products of the conditional rates. At a place that
+a shorter draft lacks, the marginal rate counts the draft as not accepted, and the conditional rate
+leaves the draft out.
 
-An end of text inside a draft ends the draft there: tokens after it count as drafted and not as
-accepted, and no token follows the accepted ones (engines may count those after the end, too).
+An end of text inside a draft ends the round: tokens after the end count as drafted and not as
+accepted, and no recovered or bonus token follows (engines may also count tokens after the end).
 """
 
 import math
@@ -23,7 +23,7 @@ from typing import Any
 
 Kind = tuple[int, int, bool]
 
-# the readings that are numbers, in the order of JSON; the last seven are None without the meter
+# names of the readings in JSON, in their order there; the last seven are None without the meter
 NUMBERS = (
     "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos",
     "mean_acceptance_length", "acceptance_rate", "acceptance_histogram",
@@ -32,32 +32,35 @@ NUMBERS = (
     "emitted_divergence_per_row", "largest_row_divergence", "entropy_per_token",
     "surprise_per_token", "agreement_per_token",
 )  # fmt: skip
-# where nats go: of the laws that tokens were drawn from
+# three sums that show in which direction emitted laws depart from the target
 DIRECTIONS = "entropy", "surprise", "agreement"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Counts and costs of one request, or of all together.
+    """Counts and metered divergence of one request, or of all requests of a decode together.
 
-    Rates are NaN where there was nothing to count. What was emitted is None where the meter was
-    off.
+    Rates are NaN where there was nothing to count. The attributes from ``emitted_divergence`` on,
+    except ``divergence``, are None if the meter was off.
 
     Attributes
     ----------
-    rounds : (drafted, accepted, ended inside) → how many rounds of a text did that.
-    num_tokens : new tokens.
+    rounds : (drafted, accepted, ended inside) → the number of such rounds of a text.
+    num_tokens : number of new tokens.
     emitted_divergence : Σ D(out‖q) over the verified rows, up to and including a round's first
-        rejection, exact.
-    largest_row_divergence : the largest of its rows.
-    divergence : the name of what it read, in whose unit it is (nats for KL).
-    rows : verified rows; known of all requests together.
-    expected_accepted : Σ over those rows of Σ p φ, which accepted tokens equal on average.
-    raised_off_head : Σ over those rows of :func:`cactus_theory.emitted.raised_off_head`.
-    entropy, surprise, agreement : Σ over new tokens of :func:`cactus_theory.emitted.directions`,
-        how random the laws are that tokens were drawn from, how much less likely these make texts
-        under the target, and how much more often they say what the target would say if it were
-        asked again. Beside regret q is the row at temperature 1.
+        rejection, each computed exactly.
+    largest_row_divergence : the largest D(out‖q) of a verified row.
+    divergence : the name of the metered divergence, which sets the unit (nats for KL).
+    rows : number of verified rows; None for one request of a batch.
+    expected_accepted : Σ over the verified rows of the acceptance Σ p φ, on average equal to the
+        number of accepted tokens; None for one request of a batch.
+    raised_off_head : Σ over the verified rows of :func:`cactus_theory.emitted.raised_off_head`;
+        None for one request of a batch.
+    entropy : Σ over new tokens of the entropy of h, the law that the token was drawn from, in nats.
+    surprise : Σ over new tokens of the nats by which h makes texts less likely under the target q.
+    agreement : Σ over new tokens of how much more often a token of h equals a second draw from q
+        than a token of q does (:func:`cactus_theory.emitted.directions` defines all three). For
+        ``regret``, q is the row at temperature 1.
     """
 
     rounds: Mapping[Kind, int]
@@ -74,7 +77,7 @@ class Reading:
 
     @cached_property
     def drafts(self) -> dict[Kind, int]:
-        """Return the rounds in which something was drafted."""
+        """Return the rounds with at least one drafted token."""
         return {kind: times for kind, times in self.rounds.items() if kind[0]}
 
     @property
@@ -107,7 +110,7 @@ class Reading:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Return accepted tokens a draft, and one more: the recovered or bonus token."""
+        """Return 1 + accepted tokens per draft; 1 counts the recovered or bonus token."""
         return 1 + _share(self.num_accepted_tokens, self.num_drafts)
 
     @property
@@ -117,14 +120,14 @@ class Reading:
 
     @property
     def marginal_acceptance_rates(self) -> tuple[float, ...]:
-        """Return for each place the share of drafts with its token accepted."""
+        """Return for each place of a draft the share of all drafts whose token was accepted."""
         return tuple(_share(own, self.num_drafts) for own in self.num_accepted_tokens_per_pos)
 
     @property
     def conditional_acceptance_rates(self) -> tuple[float, ...]:
-        """Return for each place the share accepted among the drafts that reached it.
+        """Return for each place the share of accepted tokens among the drafts that reached it.
 
-        Those have all tokens before it accepted and one drafted there.
+        A draft reaches a place if it has a token there and all tokens before were accepted.
         """
         accepted = self.num_accepted_tokens_per_pos
         refused = [0] * len(accepted)
@@ -135,51 +138,51 @@ class Reading:
 
     @property
     def num_calls(self) -> int:
-        """Return the target calls with this text in them, those without a draft as well."""
+        """Return the number of target calls that include this text, with or without a draft."""
         return sum(self.rounds.values())
 
     @property
     def accepted_per_call(self) -> float:
-        """Return the mean accepted length AL, without recovered and bonus tokens."""
+        """Return accepted tokens per target call (AL), without recovered and bonus tokens."""
         return _share(self.num_accepted_tokens, self.num_calls)
 
     @property
     def tokens_per_call(self) -> float:
-        """Return new tokens a target call, recovered and bonus tokens included."""
+        """Return new tokens per target call, recovered and bonus tokens included."""
         return _share(self.num_tokens, self.num_calls)
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return the emitted divergence a new token; a bonus token costs nothing."""
+        """Return the emitted divergence per new token; a bonus token costs nothing."""
         return self._per_token(self.emitted_divergence)
 
     @property
     def emitted_divergence_per_row(self) -> float | None:
-        """Return the emitted divergence a verified row, 0 without rows; None if unknown."""
+        """Return the emitted divergence per verified row, 0 without rows; None if unknown."""
         if self.emitted_divergence is None or self.rows is None:
             return None
         return self.emitted_divergence / self.rows if self.rows else 0.0
 
     @property
     def entropy_per_token(self) -> float | None:
-        """Return the entropy a new token, in nats; None if unknown."""
+        """Return the entropy per new token, in nats; None if unknown."""
         return self._per_token(self.entropy)
 
     @property
     def surprise_per_token(self) -> float | None:
-        """Return the surprise a new token, in nats; None if unknown."""
+        """Return the surprise per new token, in nats; None if unknown."""
         return self._per_token(self.surprise)
 
     @property
     def agreement_per_token(self) -> float | None:
-        """Return the agreement a new token; None if unknown."""
+        """Return the agreement per new token; None if unknown."""
         return self._per_token(self.agreement)
 
     def _per_token(self, total: float | None) -> float | None:
         return None if total is None else _share(total, self.num_tokens)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return every number that is known, for JSON."""
+        """Return all readings that are not None, by name, for JSON."""
         numbers = {name: getattr(self, name) for name in NUMBERS}
         return {
             name.replace("divergence", self.divergence): value

@@ -1,4 +1,4 @@
-"""Results of a decode: the tokens, their counts and seconds, and their cost in fidelity."""
+"""Result of a decode: tokens, counts, seconds, and divergence from the target."""
 
 import math
 import time
@@ -19,13 +19,13 @@ DECODING_PARTS = ("draft", "target", "verify", "other")
 
 @dataclass(frozen=True)
 class Seconds:
-    """Wall-clock seconds of a decode.
+    """Wall-clock seconds of a decode, by part.
 
     ``draft`` and ``target`` are the models' forward passes, ``verify`` the acceptance step,
-    ``other`` sampling and bookkeeping. ``meter`` (measuring and recording), ``callback`` and
-    ``preparation``, done once (compiled loops loaded, a model's weights laid out, its passes tried,
-    CUDA graphs captured), are not part of ``total``. CUDA kernels run asynchronously: there only
-    ``total`` is exact.
+    ``other`` sampling and bookkeeping. Three parts are not in ``total``: ``meter`` (measuring and
+    recording), ``callback``, and ``preparation``, which is done once (loading compiled loops,
+    laying out weights, checking forward passes, capturing CUDA graphs). CUDA kernels run
+    asynchronously, so that on a GPU only ``total`` is exact.
     """
 
     draft: float = 0.0
@@ -53,20 +53,21 @@ class LogProbs:
 
     Attributes
     ----------
-    target : ln q, q the target's row for the token, after processors and temperature. Their sum
-        is the log-likelihood of the answer under the target: this one scores a text (perplexity,
-        reranking, the reference of a policy gradient).
-    emitted : ln h, h the law that the token was drawn from, given the text before it and that
-        the round got that far: the emitted law of the token's policy (``chain``), the row h at
-        the node (``block``), and q for a bonus token or one that was not drafted. Accepted and
-        recovered tokens have the same h: which of the two a token was is not asked.
+    target : ln q, where q is the target's row for the token, after processors and temperature. The
+        sum over an answer is the log-likelihood of the answer under the target. Use ``target`` to
+        score a text (perplexity, reranking, the reference of a policy gradient).
+    emitted : ln h, where h is the law that the token was drawn from, given the text before the
+        token and given that the round reached the token: the emitted law of the token's policy
+        (``chain``), the row h at the node (``block``), and q for a bonus token or a token that was
+        not drafted. Accepted and recovered tokens have the same h.
 
-    Where the policy is lossless the two are equal. On average over h, ``emitted − target`` of a
-    token is the divergence that the meter charges for it (KL), so that the sums of an answer
-    average to the meter's, no less than the KL of whole texts. The product of q ÷ h over an
-    answer, ``exp`` of the sum of ``target − emitted``, weighs answers back to the target's law
-    wherever h excludes no token that q allows. ``emitted`` is not the law of the token given the
-    text alone, which is a mixture over where rounds may have begun: it does not score a text.
+    With a lossless policy, ``target`` and ``emitted`` are equal. Averaged over h,
+    ``emitted − target`` of a token is the meter's charge for the token (KL). The sum over an answer
+    therefore averages to the meter's sum, which is at least the KL of whole texts. The product of
+    q ÷ h over an answer, ``exp`` of the sum of ``target − emitted``, reweights answers to the
+    target's law wherever h excludes no token that q allows. Do not score a text with ``emitted``:
+    the law of a token given the text alone is a mixture over the places where rounds may have
+    begun, and differs from h.
     """
 
     target: Float[Tensor, "batch new"]
@@ -75,7 +76,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """Generated tokens and statistics, over all rows of the batch."""
+    """Generated tokens and statistics of a decode; :func:`generate` describes each field."""
 
     output_token_ids: Int[Tensor, "batch new"]
     row_ended: tuple[bool, ...]
@@ -93,7 +94,7 @@ class GenerationResult:
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of new tokens."""
+        """Return the number of new tokens of all texts."""
         return self.reading.num_tokens
 
     @property
@@ -103,16 +104,16 @@ class GenerationResult:
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
-        """Return the new tokens of each row."""
+        """Return the number of new tokens of each text."""
         return tuple((self.output_token_ids >= 0).sum(-1).tolist())
 
     @property
     def ended(self) -> bool:
-        """Return whether every text ended by itself."""
+        """Return whether every text was ended by an end-of-text token or ``stop``."""
         return all(self.row_ended)
 
     def readings(self) -> list[Reading]:
-        """Return the readings of each row by itself; see ``decoding.readings``."""
+        """Return one reading per text; see ``decoding.readings``."""
         rows = zip(self.row_rounds, self.row_lengths, strict=True)
         if self.token_charges is None or self.row_directions is None:
             return [Reading(rounds, length) for rounds, length in rows]
@@ -126,11 +127,11 @@ class GenerationResult:
 
     @property
     def tokens_per_second(self) -> float:
-        """Return new tokens per second of decoding; metering and preparation are not counted."""
+        """Return new tokens per second of ``seconds.total``, which leaves out the meter."""
         return self.num_tokens / self.seconds.total
 
     def statistics(self) -> dict[str, Any]:
-        """Return every figure under the name that tables and JSON give it."""
+        """Return all statistics by their names in tables and JSON files."""
         seconds = self.seconds
         figures = {
             "dtype": self.dtype,
@@ -149,24 +150,24 @@ class GenerationResult:
 
 
 class Stopwatch:
-    """Charges the time since the last lap to a named part."""
+    """Stopwatch of a decode: adds the seconds since the last lap to a named part."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """Charge the time since the last lap to ``part``."""
+        """Add the seconds since the last lap to ``part``."""
         now = time.perf_counter()
         self.parts[part] = self.parts.get(part, 0.0) + now - self.last
         self.last = now
 
     def set_apart(self, seconds: float) -> None:
-        """Charge so many seconds of ``other`` to ``preparation``."""
+        """Move ``seconds`` from ``other`` to ``preparation``."""
         self.parts["other"] -= seconds
         self.parts["preparation"] = self.parts.get("preparation", 0.0) + seconds
 
     def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
-        """Return the seconds charged so far, or since ``parts`` were these."""
+        """Return the seconds so far, or the seconds since ``parts`` had the values ``since``."""
         before = since or {}
         return Seconds(**{part: own - before.get(part, 0.0) for part, own in self.parts.items()})

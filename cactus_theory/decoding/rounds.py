@@ -1,4 +1,7 @@
-"""Third stage of a decode: rounds until each text has ended, their counts, and their error."""
+"""Third stage of a decode: rounds until every text has ended, with counts, meter and errors.
+
+``HostRounds`` and ``DeviceRounds`` draft and verify a round; :class:`Rounds` is their base class.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -23,16 +26,16 @@ from cactus_theory.verify.node import Node
 
 
 class DecodingError(RuntimeError):
-    """A token of a text has no law: its row holds NaN, or leaves no token possible.
+    """Error of a decode: a token's row holds NaN, or gives no token a positive probability.
 
-    The decode stops there, for all texts of the batch. A text behaves as if it were alone, so
-    the others go on where they stood if they are decoded again without this one, each with the
-    seed that it had (``seed + row`` of a single seed).
+    The decode stops for all texts of the batch. A text's tokens do not depend on the rest of the
+    batch. So the other texts get the same tokens as before, and further tokens, if they are decoded
+    again without the failed text and with unchanged seeds (``seed + row`` of a single seed).
 
     Attributes
     ----------
-    text : the number of the text in the batch.
-    position : how many new tokens it would have had before that one.
+    text : the number of the failed text in the batch.
+    position : the number of new tokens of this text before the token without a distribution.
     result : the :class:`GenerationResult` of all texts, up to the round before.
 
     Examples
@@ -56,15 +59,15 @@ class DecodingError(RuntimeError):
 
 
 class Rounds(ABC):
-    """Rounds until every text has ended.
+    """Base class of the decode loops: runs rounds until every text has ended.
 
-    ``HostRounds`` and ``DeviceRounds`` draft and verify one; counts, meter and result are here.
+    Subclasses draft and verify a round; this class counts, meters and makes the result.
     """
 
     def __init__(self, opening: Opening) -> None:
         self.clock, self.prepared_before = Stopwatch(), preparation.seconds
         if opening.texts.device.type == "cpu" and not warm.cache_info().currsize:
-            with preparation.timed():  # numba's import and its cache are no part of a round
+            with preparation.timed():  # loading numba must not count as seconds of a round
                 warm()
         self.opening, self.options = opening, opening.options
         self.verifier = self.options.parsed_verifier
@@ -75,7 +78,7 @@ class Rounds(ABC):
         self.recorder: list[Node] | None = [] if recorded else None
 
     def run(self) -> GenerationResult:
-        """Decode until every row has ended or is full."""
+        """Decode until every text has ended or has ``max_new_tokens`` new tokens."""
         on_tokens, single = self.options.callbacks.on_tokens, self.texts.batch == 1
         self.clock.lap("other")
         self.clock.set_apart(preparation.seconds - self.prepared_before)
@@ -88,16 +91,19 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self) -> list[list[int]]:
-        """Give every open text at least one token; return the new ids of all."""
+        """Run one round: every open text gets at least one token; return the new ids per text."""
 
     @property
     @abstractmethod
     def calls(self) -> tuple[int, int]:
-        """Return the forward passes of the target and of the draft so far."""
+        """Return the number of forward passes of the target and of the draft so far."""
 
     @staticmethod
     def count(text: Text, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
-        """Count a round of a text that took ``emitted`` of its verified ``tokens``."""
+        """Add a round to a text's counts; return (drafted, accepted, ended inside).
+
+        ``tokens`` are the verified tokens, ``emitted`` those up to an end of the text.
+        """
         accepted = min(len(tokens) - 1, len(emitted))
         kind = drafted, accepted, len(emitted) < len(tokens)
         text.rounds[kind] += 1
@@ -107,7 +113,7 @@ class Rounds(ABC):
     def measure(self, verdict: Verdict, new: list[list[int]]) -> None:
         """Pass the nodes of each text to the meter, the recorder and the schedules.
 
-        ``new`` are the tokens that each text took, perhaps none.
+        ``new`` are the tokens that each text got in the round; an ended text got none.
         """
         meter, recorder = self.meter, self.recorder
         if meter is None and recorder is None and not self.observing:
@@ -132,7 +138,7 @@ class Rounds(ABC):
         p: Float[Tensor, "K vocab"] | None,
         places: range,
     ) -> DecodingError:
-        """Return the error for a row that got no token; ``places`` of its rows may be to blame."""
+        """Return the error for a text that got no token; one of the rows at ``places`` is bad."""
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors.all
         causes = [f"a logits processor ({', '.join(map(name_of, processors))})"] * bool(processors)
@@ -152,7 +158,7 @@ class Rounds(ABC):
         return DecodingError(message, number, position, self.result())
 
     def result(self) -> GenerationResult:
-        """Return tokens and statistics."""
+        """Return the tokens and statistics of the rounds so far."""
         own = [(text.new_ids, text.ended, text.rounds) for text in self.texts.all]
         new, ended, kinds = zip(*own, strict=True)
         rounds, longest = sum(kinds, Counter()), max(map(len, new))
@@ -175,7 +181,10 @@ class Rounds(ABC):
 
 
 def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:
-    """Return the place of the first row without a law, and whose it is."""
+    """Return the place of the first row that is no distribution, and the argument it comes from.
+
+    If all rows of both models are distributions, the policy is to blame.
+    """
     for place in places:
         for name, probs in zip(("target_model", "draft_model"), rows, strict=True):
             if probs is None or place >= len(probs):

@@ -1,4 +1,7 @@
-"""From logits to rows of probabilities, and the coins that choose from them: one stream a row."""
+"""Turn logits into rows of probabilities, and draw the coins of each text from a separate stream.
+
+A *coin* is a uniform random number of [0, 1). The host loop, the device loop and drafters use it.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -15,13 +18,13 @@ from cactus_theory.verify.draft import Draft
 
 
 class Warp:
-    """softmax(logits / temperature) after Hugging Face processors; temperature 0 is greedy.
+    """Function from logits to probabilities: processors, then softmax(logits / temperature).
 
-    At temperature 0 a row is exactly 1 at the largest processed logit, the first one on ties. With
-    ``soft`` it is the softmax at temperature 1, for policies that are charged in regret.
-    A row with NaN, or without a logit above −∞, has no law and is NaN throughout.
-    Rows keep the precision of the logits, at least float32, and their memory: without processors,
-    which get copies, nothing of the size of the logits is allocated.
+    At temperature 0 a row is 1 at the largest processed logit, the first one on ties, and else 0.
+    With ``soft`` the row at temperature 0 is the softmax at temperature 1, for policies that are
+    charged in regret. A row with NaN, or without a logit above −∞, becomes NaN throughout.
+    Rows have the precision of the logits, at least float32, and are written over the logits.
+    Without processors, which get copies, no memory of the size of the logits is allocated.
     """
 
     def __init__(
@@ -47,9 +50,9 @@ class Warp:
     ) -> Float[Tensor, "batch some vocab"]:
         """Return probabilities, written into ``out`` or over the logits.
 
-        Row (b, i) continues the settled text of row b and its first ``first + i`` drafted
-        tokens; row b is valid up to ``first + i = drafted[b]``. Where ``draft`` is a tree it
-        continues the text of its node.
+        Row (b, i) is the distribution of the token after text b and the text's first ``first + i``
+        drafted tokens; rows of text b are valid up to ``first + i = drafted[b]``. If ``draft`` is a
+        tree, row (b, i) follows the path to node i instead.
         """
         scores = self.scores(logits, texts, first, drafted, draft)
         if self.greedy:
@@ -67,7 +70,7 @@ class Warp:
         drafted: Sequence[int],
         draft: Draft | None = None,
     ) -> Float[Tensor, "batch some vocab"]:
-        """Return the processed logits, temperature not yet applied."""
+        """Return the logits after processors and before the temperature."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         self.processors(Places(logits, texts, first, drafted, draft))
@@ -77,14 +80,14 @@ class Warp:
         return logits
 
 
-# Coins are uniform float64 numbers of [0, 1), each text's from a stream of its own. A text takes a
-# number for every token it may draft, the verifier's coins for them, and one for the token that
-# follows, however many the other texts take. So it behaves as if alone. Streams are NumPy's: the
-# global state of either library is neither read nor changed.
+# Coins are uniform float64 numbers of [0, 1). Each text has a separate NumPy stream. In a round a
+# text takes one number per drafted token, the verifier's acceptance coins for them, and one number
+# for the recovered or bonus token, however many numbers other texts take. So a text's tokens do not
+# depend on the batch. The global random state of NumPy and PyTorch is neither read nor changed.
 
 
 def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
-    """Return a whole number below 2^53 for each text, the next one of its stream."""
+    """Return an integer below 2^53 for each text, made of the next number of the text's stream."""
     seeds = [int(float(text.stream(1)[0]) * 2**53) for text in texts.rows]
     return torch.tensor(seeds, device=texts.device)
 
@@ -92,9 +95,9 @@ def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
 def toss(
     texts: Texts, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (draft (B, K), accept (B, C), draw (B,)) for texts of these draft lengths.
+    """Return a round's coins: for drafting (B, K), acceptance (B, C) and the last draw (B,).
 
-    ``coins`` returns how many acceptance coins a number of drafted tokens takes.
+    ``coins`` returns the number of acceptance coins for a number of drafted tokens.
     """
     width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
     table = np.zeros((len(draft_lengths), count + 1))
@@ -109,7 +112,10 @@ def more_draws(
     draft_lengths: Sequence[int],
     draws: Callable[[int], int],
 ) -> Float[Tensor, "batch *draws"]:
-    """Return the draws with as many more columns as a verifier takes, tossed after them."""
+    """Return ``draw`` with the further columns that a verifier needs, from the texts' streams.
+
+    ``draws`` returns the number of columns for a number of drafted tokens.
+    """
     counts = [draws(length) - 1 for length in draft_lengths]
     if not any(counts):
         return draw
@@ -126,7 +132,7 @@ def fill(
     draft_lengths: Sequence[int],
     coins: Callable[[int], int] = int,
 ) -> None:
-    """Write coins into a table (B, width + C + 1); a text of draft length −1 takes none."""
+    """Write a round's coins into a table (B, width + C + 1); none for a draft length of −1."""
     for own, text, length in zip(table, texts.rows, draft_lengths, strict=True):
         if length < 0:
             continue
@@ -136,12 +142,12 @@ def fill(
 
 
 def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:
-    """Return the seed (0 for None), or one for each text; integers of at least 0."""
+    """Return the seed (0 for None) or the list of seeds; raise unless integers of at least 0."""
     if isinstance(seed, Sequence) and not isinstance(seed, str):
         return [check.whole_number("seed", number, 0) for number in seed]
     return 0 if seed is None else check.whole_number("seed", seed, 0)
 
 
 def checked_temperature(temperature: float) -> float:
-    """Return a finite temperature of at least 0; ValueError for another."""
+    """Return the temperature; ValueError unless finite and at least 0."""
     return check.finite("temperature", temperature, 0)

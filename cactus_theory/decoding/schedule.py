@@ -1,4 +1,7 @@
-"""Policies that change along a text: what they may depend on; by position, and in a section."""
+"""Schedules: policies that change along a text, by position, inside a section, or by your class.
+
+:func:`generate` takes a :class:`Schedule` in place of a policy; ``assignment`` runs the schedules.
+"""
 
 import copy
 from abc import ABC, abstractmethod
@@ -24,11 +27,11 @@ Spec = str | Policy
 
 
 class Schedule(ABC):
-    """Chooses among a few policies for every drafted token, from the tokens before it.
+    """Base class of schedules: choose a policy for every drafted token from the tokens before it.
 
     Attributes
     ----------
-    policies : those chosen from.
+    policies : the policies to choose from.
 
     Examples
     --------
@@ -48,19 +51,19 @@ class Schedule(ABC):
 
     @property
     def spec(self) -> str:
-        """Return a line that tells the schedule from others where results name it."""
+        """Return one line that names the schedule in results."""
         return f"{type(self).__name__}({', '.join(policy.spec for policy in self.policies)})"
 
     def check(self, verifier: Verifier) -> None:
         """Raise ValueError for a verifier that cannot follow the schedule's policies.
 
-        A subclass may also refuse those under which its guarantee would not hold.
+        A subclass may also raise for verifiers under which the schedule's guarantee fails.
         """
         for policy in self.policies:
             verifier.check(policy)
 
     def at_ends(self, token_ids: Iterable[int]) -> "Schedule":
-        """Return the schedule of the policies for texts that these ids end."""
+        """Return the schedule, with ``eos`` in its policies replaced by these end-of-text ids."""
         policies = tuple(policy.at_ends(token_ids) for policy in self.policies)
         if policies == self.policies:
             return self
@@ -70,11 +73,11 @@ class Schedule(ABC):
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:
-        """Return the state after a prompt; every text begins with its own."""
+        """Return the state after a prompt; called once per text."""
 
     @abstractmethod
     def advance(self, state: Any, new_ids: Sequence[int]) -> Any:
-        """Return the state after more tokens have become part of the text."""
+        """Return the state after ``new_ids`` have been appended to the text."""
 
     @abstractmethod
     def choose(self, state: Any, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
@@ -90,12 +93,12 @@ class Schedule(ABC):
         target_probs: Float[Tensor, "K vocab"],
         draft_probs: Float[Tensor, "K vocab"],
     ) -> Int[Tensor, "K"]:
-        """Return the policies' indices, given the rows that the tokens are verified on.
+        """Return the index of the policy of each drafted token, from tokens and rows.
 
-        Called instead of :meth:`choose` where a subclass overrides it. The policy of token i may
-        depend on ``drafted[:i]`` and on the rows up to and including number i: these are known
-        before the token is drawn. Use it for a policy with a state along a block; choices after
-        a rejected token are never used.
+        If a subclass overrides this method, it is called instead of :meth:`choose`. The policy of
+        token i may depend on ``drafted[:i]`` and on rows 0 to i, which are known before token i is
+        drawn. Override this method for a policy with a state along a block. Choices after a
+        rejected token are never used.
         """
         return self.choose(state, drafted)
 
@@ -106,10 +109,11 @@ class Schedule(ABC):
         draft: Draft,
         verifier: Verifier,
     ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
-        """Return the policies chosen along every path of one text's draft, by node.
+        """Return the index of the policy at every node of one text's draft, and solved nodes.
 
-        With them the nodes, by number, whose laws they were chosen by, for the verifier to follow.
-        A class of another package is asked with copies.
+        Paths of the draft are passed to :meth:`choose` or :meth:`choose_by_rows`; a class of
+        another package gets copies. The solved nodes, by number, are nodes whose emitted laws a
+        subclass has computed to choose; the verifier uses their laws. There are none by default.
         """
         choice, count = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1), draft.lengths[0]
         ends = any(policy.moves_undrafted for policy in self.policies)
@@ -120,7 +124,7 @@ class Schedule(ABC):
         if draft.parents is None:
             choice[: count + ends] = self._along(state, list(range(count)), nodes, ends)
             return choice, {}
-        for place in range(count):  # the last choice does not know its own token
+        for place in range(count):  # the last choice of a path does not depend on its last token
             path = draft.path(0, place)
             node = draft.node(0, place)
             choice[node] = self._along(state, path, nodes)[-1]
@@ -131,7 +135,7 @@ class Schedule(ABC):
     def _along(
         self, state: Any, path: list[int], rows: Nodes, ends: bool = False
     ) -> Int[Tensor, "count"]:
-        """Return the choices for a path's tokens, and with ``ends`` for one that is not drafted."""
+        """Return the choices for a path's tokens and, with ``ends``, for the place after them."""
         draft, ids = rows.draft, rows.draft.token_ids[0, path]
         shown = (torch.cat([ids, ids.new_zeros(int(ends))]),)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
@@ -145,15 +149,15 @@ class Schedule(ABC):
         return self.choose_by_rows(state, *shown) if by_rows else self.choose(state, *shown)
 
     def shown(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return nodes to be observed: copies, for a class of another package."""
+        """Return the nodes for :meth:`observe`; copies, for a class of another package."""
         return nodes if is_own(type(self)) else [node.copy() for node in nodes]
 
     def observe(self, state: Any, nodes: Sequence[Node]) -> Any:
-        """Return the state after a round, given the nodes where its tokens were emitted.
+        """Return the state after a round, from the nodes where the round's tokens were emitted.
 
-        Called before :meth:`advance` where a subclass overrides it, for example to add up what
-        was spent: a node says its ``policy``, the ``token`` that was drafted there, and what it is
-        charged, ``node.charge().spent`` in nats.
+        Called before :meth:`advance` if a subclass overrides this method, for example to add up
+        nats. A node has its ``policy``, the drafted ``token``, and the charge in nats,
+        ``node.charge().spent``.
         """
         return state
 
@@ -169,17 +173,17 @@ class OnePolicy(Schedule):
         return self.policies[0].spec
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Return no state."""
+        """Return None: one policy needs no state."""
 
     def advance(self, state: None, new_ids: Sequence[int]) -> None:
-        """Return no state."""
+        """Return None: one policy needs no state."""
 
     def choose(self, state: None, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
         return torch.zeros_like(drafted)
 
 
 class ByPosition(Schedule):
-    """A sequence of policies, each from a number of new tokens on.
+    """A schedule with a list of (start, policy): each policy begins at new token ``start``.
 
     ``ByPosition([(0, "speculative"), (32, "band:price=2")])`` is lossless for the first 32
     tokens of the answer.
@@ -214,9 +218,9 @@ class ByPosition(Schedule):
 
 
 def read_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
-    """Return the policy that a spec names, or the schedule that ``FILE.py:NAME`` names.
+    """Return the policy that a spec names, or the policy or schedule that ``FILE.py:NAME`` names.
 
-    Parameters of a schedule's class are its knobs; raises as :func:`cactus_theory.policy`.
+    Knobs of a schedule are the parameters of its class. Raises as :func:`cactus_theory.policy`.
     """
     if isinstance(spec, Schedule) and not knobs:
         return spec
@@ -226,9 +230,10 @@ def read_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
 
 
 def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
-    """Return whether policies are charged in regret, and so are for temperature 0 alone.
+    """Return whether policies are charged in regret, which makes them policies of temperature 0.
 
-    Raises ValueError where others stand beside them: these would draw from soft rows.
+    Raises ValueError if only some policies are: with softmax rows at temperature 0, which regret
+    needs, the others would sample instead of decoding greedily.
     """
     each = [rule.policies if isinstance(rule, Schedule) else (rule,) for rule in rules]
     own = {policy.unit == REGRET: policy.spec for policies in each for policy in policies}
@@ -246,7 +251,10 @@ def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:
 
 
 def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str], str]:
-    """Return the verifiers among ``names`` that can follow, and why the last other one cannot."""
+    """Return the verifiers among ``names`` that can follow a policy or schedule.
+
+    Also the error of the last verifier that cannot, or an empty text.
+    """
     able, refused = [], ""
     for name in dict.fromkeys(names):
         verifier = find_verifier(name)
@@ -262,30 +270,32 @@ Marker = int | Sequence[int]
 
 
 class Section(NamedTuple):
-    """Whether a section is open, and the last ids, of which a marker may be half written."""
+    """State of :class:`Between`: whether a section is open, and the last ids of the text.
+
+    The last ids may be the beginning of a marker that the next tokens complete.
+    """
 
     open: bool
     tail: tuple[int, ...]
 
 
 class Between(Schedule):
-    """A schedule with one policy between an opening and a closing marker, another elsewhere.
+    """A schedule with one policy between an opening and a closing marker, and another outside.
 
-    For example a thinking section decoded faster than the answer after it:
-    ``Between("cactus:delta=1", opening=5, closing=6)`` is lossless outside. A marker is a token
-    or a sequence of tokens (how the tokenizer writes ``<think>``), and there may be several:
-    ``opening=[5, (7, 8)]`` are two. A token is inside if an opening marker ends before it in the
-    text and no closing one ends after that; so the policy starts with the token after an opening
-    marker and ends with the last token of a closing one. Where both end together, the closing
-    one counts. Markers in the prompt count; those inside a draft count for the tokens after
-    them.
+    For example, ``Between("cactus:delta=1", opening=5, closing=6)`` decodes a thinking section
+    with ``cactus`` and is lossless outside. A marker is a token or a sequence of tokens (the
+    tokenizer's ids of ``<think>``). Several markers are allowed: ``opening=[5, (7, 8)]`` are two.
+    The inside policy starts with the token after an opening marker and ends with the last token of
+    a closing marker. Where an opening and a closing marker end at the same token, the closing
+    marker counts. Markers in the prompt count, too. A marker inside a draft counts for the tokens
+    after the marker.
 
     Guarantee: with ``outside="speculative"`` every token outside the section is drawn from the
-    target's row, and the meter charges exactly 0 for it, whatever is drafted and however the
-    draft is verified: the policy of a token is chosen from the tokens before it, drafted ones
-    included, and where a token is reached its law is that of its own policy (THEORY.md,
-    Theorem 18). Markers are looked for as token ids, and tokenizers join a marker with what stands
-    around it in several ways: only one that is a special token cannot be missed.
+    target's row, and the meter charges exactly 0 for the token, whatever is drafted and however
+    the draft is verified. Why: a token's policy is chosen from the tokens before it, drafted
+    tokens included, and a token that is reached has the emitted law of its policy (THEORY.md,
+    Theorem 18). Markers are compared as token ids. A tokenizer may join a marker with the text
+    around it, and the ids then differ; only a marker that is a special token is always found.
 
     Raises
     ------
@@ -337,7 +347,7 @@ class Between(Schedule):
         return torch.cat([before, self._after(state, drafted[:-1])]).long()
 
     def _after(self, state: Section, ids: Int[Tensor, "count"]) -> Bool[Tensor, "count"]:
-        """Return whether a section is open after each of some tokens."""
+        """Return for each of ``ids``, appended to the text, whether a section is open after it."""
         text = torch.cat([ids.new_tensor(state.tail), ids])
         closed, opened = (
             _ends(text, markers)[len(state.tail) :] for markers in (self.closing, self.opening)

@@ -1,4 +1,4 @@
-"""A setting of a decode: what decides the law of its texts, and how its rounds draft and judge."""
+"""A setting of a decode as one object: policy, K, verifier, temperature and truncation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +10,15 @@ from cactus_theory.decoding.truncation import WHOLE, Cuts
 
 @dataclass(frozen=True)
 class Setting:
-    """Policy, K, verifier, and the temperature and cuts of the rows that both models give.
+    """Setting of a decode: policy, K, verifier, and temperature and truncation of both models.
 
     Attributes
     ----------
-    policy : a spec or a policy; None: the target decodes alone.
+    policy : a spec or a policy; with None the target decodes alone.
     num_draft_tokens : K, the most drafted tokens of a round.
-    verifier : what judges drafts, by name or as an object.
-    temperature, cuts : of both models' rows.
+    verifier : a verifier, by name or as an object.
+    temperature : of both models.
+    cuts : top-k and top-p of the target's and the draft's rows.
     """
 
     policy: Any = defaults.POLICY
@@ -36,15 +37,15 @@ class Setting:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Return policy, verifier and K, as a line of a table or a file has them."""
+        """Return policy, verifier and K by name, as lines of tables and files list them."""
         return {name: getattr(self, name) for name in ("policy", "verifier", "num_draft_tokens")}
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords of :func:`cactus_theory.generate`; :meth:`drafter` has the draft."""
+        """Return the keywords for :func:`cactus_theory.generate`; :meth:`drafter` makes the draft."""
         soft = not self.plain and relaxes_greedy([read_rule(self.policy)])
         return self.cuts.options(self.temperature, soft) | ({} if self.plain else self.names)
 
     def drafter(self, draft_model: Any) -> Any:
-        """Return the drafter, whose rows are cut in their own way; None to decode without one."""
+        """Return the drafter, with the draft's cuts on its rows; None if there is no policy."""
         return None if self.plain else self.cuts.drafter(draft_model, self.temperature)

@@ -1,7 +1,8 @@
-"""Top-k and top-p, as engines apply them: after the temperature, to both models or to each its own.
+"""Top-k and top-p truncation of rows, after the temperature, for target and draft separately.
 
-Engines differ in whether they cut the draft's rows, too: vLLM's model runner V1 draws drafts from
-whole rows (its issue 56724), Hugging Face cuts both (transformers issue 47932 reports other rows).
+Engines differ in whether they also cut the draft's rows. vLLM's model runner V1 draws drafts from
+whole rows (vLLM issue 56724); Hugging Face cuts the rows of both models (transformers issue 47932
+reports other rows).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,17 +21,20 @@ from cactus_theory.decoding.text import Texts
 
 @dataclass(frozen=True)
 class Cuts:
-    """Truncation of rows: the ``top_k`` likeliest (0: all), of these the nucleus of ``top_p``.
+    """Truncation of the target's and the draft's rows: first top-k, then top-p.
 
     Attributes
     ----------
-    top_k, top_p : of the target's rows; tokens as likely as the k-th stay.
-    draft_top_k, draft_top_p : of the draft's rows; None: as the target's.
+    top_k : number of likeliest tokens that stay in the target's rows, 0 for all; tokens as likely
+        as the k-th stay, too.
+    top_p : probability of the nucleus that is kept of the top-k tokens, in (0, 1].
+    draft_top_k : as ``top_k`` for the draft's rows; None for the target's value.
+    draft_top_p : as ``top_p`` for the draft's rows; None for the target's value.
 
     Raises
     ------
     ValueError
-        What is no whole number of at least 0, no share in (0, 1].
+        A top-k that is no whole number of at least 0, a top-p outside (0, 1].
 
     Examples
     --------
@@ -64,29 +68,29 @@ class Cuts:
 
     @classmethod
     def of(cls, logged: Mapping[str, Any]) -> "Cuts | None":
-        """Return the cuts that a manifest or file states, None without; ValueError for no cuts."""
+        """Return the cuts in a manifest or file, None without any; ValueError for invalid cuts."""
         values: list[Any] = [logged.get(field.name) for field in fields(cls)]
         return cls(*values) if "top_k" in logged else None
 
     def options(self, temperature: float, soft: bool = False) -> dict[str, Any]:
-        """Return ``temperature`` and ``logits_processor`` of a decode, for the target's cut.
+        """Return the keywords ``temperature`` and ``logits_processor`` that make the target's cuts.
 
-        Cuts change nothing at temperature 0, but for policies that see ``soft`` rows there.
+        Cuts change nothing at temperature 0, except for policies that read ``soft`` rows there.
 
         Raises
         ------
         ModuleNotFoundError
-            transformers is not installed (extra llm), and something is to be cut.
+            transformers is not installed (extra llm), and there is a cut.
         """
         return _options(temperature, self.top_k, self.top_p, soft)
 
     def rows(self, *logits: Any, temperature: float) -> list[Any]:
-        """Return the rows of target and draft, each cut in its own way, as by :func:`cut_rows`."""
+        """Return the rows of target and draft with their cuts, as :func:`cut_rows` makes them."""
         sides = zip(logits, self._sides, strict=True)
         return [cut_rows(own, temperature=temperature, top_k=k, top_p=p) for own, (k, p) in sides]
 
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
-        """Return a drafter whose rows are cut in their own way in a decode with ``options``."""
+        """Return a drafter with the draft's cuts, for a decode with :meth:`options`."""
         drafter, (target, draft) = as_drafter(draft_model), self._sides
         return drafter if target == draft else _Cut(drafter, _options(temperature, *draft))
 
@@ -95,17 +99,18 @@ WHOLE = Cuts()
 
 
 def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> Any:
-    """Return the rows of probabilities that a decode makes of logits (..., V).
+    """Return rows of probabilities from logits (..., V), as a decode computes them.
 
     Logits are divided by the temperature (0: greedy), then cut to the ``top_k`` likeliest tokens
-    (0: all), then to the nucleus of ``top_p``. Rows are float64, in the input's kind.
+    (0: all), then to the nucleus of ``top_p``. Rows are float64, of the input's kind (NumPy array
+    or tensor).
 
     Raises
     ------
     ValueError
         As :class:`Cuts`; a negative temperature, a row of logits without a finite maximum.
     ModuleNotFoundError
-        transformers is not installed (extra llm), and something is to be cut.
+        transformers is not installed (extra llm), and there is a cut.
 
     Examples
     --------
@@ -117,7 +122,7 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
     scores = checked_logits("logits", tensors.as_tensor("logits", logits))
     rows = scores.reshape(1, -1, scores.shape[-1]).clone()
     warp = Warp(law["temperature"], Processors(law["logits_processor"]))
-    texts = Texts([[0]], 0, frozenset(), rows.device)  # which no cut reads
+    texts = Texts([[0]], 0, frozenset(), rows.device)  # no cut reads the texts
     return tensors.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
 
 
