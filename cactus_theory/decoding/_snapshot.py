@@ -1,4 +1,7 @@
-"""Copies of the state of other people's objects, and bytes that change when the state does."""
+"""Copy the state of users' logits processors, and detect when the state changes.
+
+Used by ``processors``, for copies that are called at drafted places.
+"""
 
 import copy
 import pickle
@@ -12,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# classes whose objects are used and not changed, or keep what they found by the whole text
+# classes whose objects are shared, not copied: they do not change, or cache results by whole text
 SHARED = {
     "llguidance._lib.LLTokenizer",
     "lmformatenforcer.integrations.transformers.TransformersPrefixAllowedTokensFn",
@@ -20,16 +23,18 @@ SHARED = {
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase",
     "xgrammar.base.XGRObject",
 }
-FORKS = ("fork", "deep_copy", "__deepcopy__")  # methods by which matchers and others are copied
+FORKS = ("fork", "deep_copy", "__deepcopy__")  # methods that return a copy, of matchers and others
 ATOMS = (type, ModuleType, BuiltinFunctionType, type(cache(len)))
 DATA = (bool, bytes, int, float, str, tuple, list, dict, set, type(None), Tensor, np.ndarray)
 
 
 class Snapshot(pickle.Pickler):
-    """The state of an object: ``state`` differs once that has changed, but for ``forked`` objects.
+    """The state of an object as bytes, ``state``, and copies of the object.
 
-    Functions and classes are not copied: what functions close over or name, and classes of
-    callable objects hold, is in the state. Raises whatever pickling raises.
+    ``state`` differs after a change of the object, except for changes inside objects that are
+    copied by a method of ``FORKS``. Functions and classes are not copied; the values that functions
+    close over or name, and that classes of callable objects hold, are part of ``state``. Raises
+    the errors of pickling.
     """
 
     def __init__(self, held: Any) -> None:
@@ -43,7 +48,10 @@ class Snapshot(pickle.Pickler):
             raise TypeError("a function holds a matcher")
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return the number of what is not pickled as it is, the first time with its state."""
+        """Return None for an object that is pickled, else a number for the object.
+
+        The first time the object's state comes with the number.
+        """
         if not isinstance(obj, (Tensor, FunctionType, *ATOMS)) and not _way(type(obj)):
             return None
         if id(obj) in self.numbers:
@@ -91,7 +99,7 @@ class _Copies(pickle.Unpickler):
 
 @cache
 def _way(kind: type) -> str | None:
-    """Return how objects of a class are copied: by a method, not at all, None: as pickled."""
+    """Return how objects of a class are copied: a method's name, ``shared``, or None (pickling)."""
     for name in FORKS:
         if isinstance(getattr(kind, name, None), FunctionType if name[0] == "_" else Callable):
             return name
@@ -100,5 +108,5 @@ def _way(kind: type) -> str | None:
 
 
 def _holds(one: Any, module: str) -> bool:
-    """Return whether what a function of a module names may hold something between its calls."""
+    """Return whether a global that a function of a module names may hold state between calls."""
     return isinstance(one, DATA) or type(one).__module__ == module or _way(type(one)) in FORKS

@@ -1,8 +1,8 @@
-"""The entry for Hugging Face: ``model.generate(..., custom_generate=speculative_generate)``.
+"""Speculative decoding inside ``generate`` of Hugging Face models, by ``custom_generate=``.
 
-That hook forwards the parameters named in the signature below, except ``streamer``, ``tokenizer``
-and ``assistant_model``: the library (5.17 to 5.23 read) keeps these from any function, and says
-nothing. They are given as ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
+``generate`` forwards the parameters in the signature of :func:`speculative_generate`, except
+``streamer``, ``tokenizer`` and ``assistant_model``: transformers (5.17 to 5.23 read) silently drops
+these three. Use ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.text import Stop
 from cactus_theory.divergences import Divergence
 
-# the library's stopping criteria that the loop handles itself, and those that ask row by row
+# stopping criteria of transformers that the loop replaces, and criteria that judge text by text
 KNOWN_CRITERIA = ("MaxLengthCriteria", "EosTokenCriteria")
 BY_ROW = ("MaxTimeCriteria", "StopStringCriteria")
 
@@ -46,46 +46,46 @@ def speculative_generate(
     ``model.generate(**inputs, custom_generate=speculative_generate, draft_model=draft,
     policy="cactus:delta=0.1", num_draft_tokens=5)``. Sampling or greedy search, logits
     processors (on both models), stopping criteria, end-of-text ids, lengths, left-padded
-    batches and ``return_dict_in_generate`` work as they do without the hook; then the output
-    also holds ``result``, a :class:`GenerationResult` with the statistics.
+    batches and ``return_dict_in_generate`` work as in plain ``generate``. With
+    ``return_dict_in_generate`` the output also has ``result``, a :class:`GenerationResult`.
 
     Parameters
     ----------
     draft_model : a causal LM of the same vocabulary, a drafter such as ``NGram()`` or
         ``ModelDrafter(draft, stop=0.3)``, or the folder of a head.
-    seed : as :func:`cactus_theory.generate`; None takes one from PyTorch's global
+    seed : as :func:`cactus_theory.generate`; with None the seed comes from PyTorch's global
         generator, as sampling inside ``generate`` does.
     log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.
-    text_streamer : a streamer of the library, such as ``TextStreamer``. It gets what
-        ``streamer=`` gets without the hook: the prompt, one call a new token as soon as a round
-        has verified it, ``end``. The library drops ``streamer=`` itself, silently, before it
-        calls a function: it then hears the prompt and nothing else.
-    stop_strings, text_tokenizer : a text ends with the token that completes one of these strings,
-        which may begin in the prompt, as without the hook; ``stop`` gets the prompt's length. The
-        library drops ``tokenizer=`` as it drops ``streamer=``. Strings in a ``GenerationConfig``
-        are refused by the library, which misses the tokenizer.
-    meter : as :func:`cactus_theory.generate`; on by default where the output can hold
-        it, with ``return_dict_in_generate``.
+    text_streamer : a streamer of transformers, such as ``TextStreamer``. The streamer gets the
+        same calls as ``streamer=`` in plain ``generate``: the prompt, one call per new token as
+        soon as a round has verified the token, and ``end``. Do not use ``streamer=``: transformers
+        drops it silently before calling this function, and the streamer gets the prompt only.
+    stop_strings : strings that end a text, with the token that completes a string. As in plain
+        ``generate`` a string may begin in the prompt; a function ``stop`` can avoid that, since it
+        gets the prompt's length. Strings in a ``GenerationConfig`` raise an error in transformers,
+        as the tokenizer does not arrive.
+    text_tokenizer : the tokenizer for ``stop_strings``; transformers drops ``tokenizer=`` silently.
+    meter : as :func:`cactus_theory.generate`; by default on with ``return_dict_in_generate``, where
+        the output can hold the reading, else off.
 
     Notes
     -----
-    The other parameters are those of :func:`cactus_theory.generate`. Those of a
-    tuned setting are given as there: ``do_sample=True, **ct.load_tuned(file).options``.
+    The other parameters are those of :func:`cactus_theory.generate`. Pass a tuned setting by
+    ``do_sample=True, **ct.load_tuned(file).options``.
 
-    A processor that keeps something, such as the matcher of a grammar, is asked once a place, and a
-    copy of it about drafted tokens: pickled, or what its ``fork()`` returns.
+    A processor that keeps state, such as the matcher of a grammar, is called once at each emitted
+    place. At drafted tokens a copy of the processor is called: pickled, or made by ``fork()``.
 
     Raises
     ------
     ValueError
-        No draft (``assistant_model=`` is dropped as ``streamer=`` is); every option of ``generate``
-        that :mod:`cactus_theory.decoding.hugging_face_options` does not list, unless it does
-        nothing: beams, guidance, scores in the output, …; every input beside token ids and their
-        mask, such as images, token types or a cache; processors that cannot be copied; in a batch
-        processors (:mod:`cactus_theory.decoding.processors`) and criteria of one's own, a streamer,
-        and limits of time or stop strings without an end-of-text id; stop strings without
-        ``text_tokenizer``;
-        and as :func:`cactus_theory.generate`.
+        No draft (``assistant_model=`` is dropped as ``streamer=`` is); an option of ``generate``
+        that :mod:`cactus_theory.decoding.hugging_face_options` does not list, unless the option
+        does nothing: beams, guidance, scores in the output, …; an input beside token ids and their
+        mask, such as images, token types or a cache; processors that cannot be copied; in a batch,
+        processors (:mod:`cactus_theory.decoding.processors`) and criteria of your own, a streamer,
+        and time limits or stop strings without an end-of-text id; stop strings without
+        ``text_tokenizer``; and as :func:`cactus_theory.generate`.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def speculative_generate(
     return output_class()(sequences=sequences, result=result)
 
 
-# the keywords of a decode that ``generate`` does not know itself
+# keywords of a decode that are not keywords of transformers' ``generate``
 NAMED = show_keywords(
     speculative_generate,
     "max_new_tokens attention_mask temperature logits_processor eos_token_ids meter "
@@ -149,7 +149,7 @@ def _is_library_criterion(one: Any, names: Sequence[str]) -> bool:
 
 
 def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
-    """Return the longest length and the end-of-text ids; the library's criteria replace both."""
+    """Return the most ids of a text and the end-of-text ids, from criteria or else ``config``."""
     known = [vars(one) for one in criteria if _is_library_criterion(one, KNOWN_CRITERIA)]
     lengths = [held["max_length"] for held in known if "max_length" in held]
     ends = [held["eos_token_id"] for held in known if "eos_token_id" in held]
@@ -172,7 +172,10 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
 
 
 def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) -> None:
-    """Raise ValueError for what hears of all texts of a batch at once: these go on apart."""
+    """Raise ValueError for a streamer or criteria that need all texts of a batch at once.
+
+    Texts of a batch have different lengths here, so that each is judged by itself.
+    """
     if streamer is not None:
         raise ValueError("text_streamer: must hear one text; got a batch")
     ends = any(_is_library_criterion(one, ("EosTokenCriteria",)) for one in criteria)
@@ -187,7 +190,7 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
 
 
 def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | None:
-    """Return one callable for criteria that are asked row by row, and for ``more``."""
+    """Return one ``stop`` function for stopping criteria and the user's ``more``."""
     if more is not None:
         check_stop(more)
     if not criteria:
@@ -196,7 +199,7 @@ def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | Non
     def stop(own: Tensor, prompt_length: int) -> bool:
         if more is not None and more(own.clone(), prompt_length):
             return True
-        if len(ids) == 1:  # with what is hidden from the model
+        if len(ids) == 1:  # criteria get the prompt with its padding
             own = torch.cat([ids, own[:, prompt_length:].to(ids.device)], 1)
         return any(
             bool(torch.as_tensor(one(own.clone(), None), device="cpu").all()) for one in criteria
@@ -206,7 +209,7 @@ def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | Non
 
 
 def streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
-    """Return callbacks that also feed a streamer of the library, token by token; None is none."""
+    """Return callbacks that also pass each new token to a streamer of transformers, if given."""
     if streamer is None:
         return callbacks
 
@@ -221,7 +224,7 @@ def streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
 
 @lru_cache(maxsize=1)
 def output_class() -> Any:
-    """Return the library's output class with a field ``result`` more."""
+    """Return transformers' output class with an additional field ``result``."""
     library = check.optional_module("transformers.generation.utils", "llm")
 
     @dataclass

@@ -1,7 +1,7 @@
-"""Options and inputs of ``generate`` that the hook honours; the rest is refused by name.
+"""Options and inputs of ``generate`` that ``speculative_generate`` honours; others raise an error.
 
-Options that are not listed must have the value at which they do nothing, so that those of a later
-release of the library are refused until somebody has looked at them.
+An option that is not listed must have a value at which it does nothing. So options of later
+releases of transformers are rejected with an error until they are listed here.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 
-# fields of a GenerationConfig that end texts, choose among their tokens, or shape the output: most
-# as the processors and criteria that the library makes of them; the last ones change no text
+# fields of a GenerationConfig that are honoured: they end texts, change which tokens are allowed,
+# or shape the output, most through processors and criteria of transformers; the last change no text
 HONOURED = frozenset(
     "max_length max_new_tokens min_length min_new_tokens max_time stop_strings eos_token_id "
     "pad_token_id bos_token_id do_sample temperature top_k top_p min_p top_h typical_p "
@@ -23,16 +23,16 @@ HONOURED = frozenset(
     "return_dict_in_generate use_cache max_cache_len disable_compile early_stopping length_penalty "
     "decoder_start_token_id transformers_version".split()
 )
-# values that do nothing, beside None, False and the library's defaults
+# values at which an option does nothing, beside None, False and transformers' defaults
 NEUTRAL = {"guidance_scale": (1,), "penalty_alpha": (0,)}
 NEUTRAL |= {"cache_implementation": ("dynamic", "static")}
-# inputs of the model that the loop makes itself, as ``generate`` does
+# inputs of the model that the decode loop makes, as ``generate`` does
 OWN = ("attention_mask", "use_cache", "logits_to_keep")
 CACHES = ("past_key_values", "cache_params")
-# methods of the library's own loop: a model whose class has others is decoded in another way
+# methods of transformers' decode loop; a class that overrides one needs a loop of its own
 LOOP = ("_sample", "_prefill", "_update_model_kwargs_for_generation")
 INSTEAD = "generate takes it without custom_generate"
-# options of the library's own drafts → what drafts so here
+# options of assisted generation in transformers → the option to use here
 OURS = {"prompt_lookup_num_tokens": "draft_model=NGram()",
         "num_assistant_tokens": "num_draft_tokens=",
         "assistant_confidence_threshold": "draft_model=ModelDrafter(draft, stop=)",
@@ -69,7 +69,7 @@ def check_honoured(
 
 def _check_options(config: Any) -> None:
     defaults = config._get_default_generation_params()
-    for name in vars(type(config)()):  # what else a folder's file names, the library does not read
+    for name in vars(type(config)()):  # transformers ignores further names
         value, default = getattr(config, name, None), defaults.get(name)
         if name in HONOURED or name[0] == "_" or value is None or value is False:
             continue
@@ -102,7 +102,7 @@ def _check_input(name: str, value: Any, input_ids: Tensor, mask: Tensor | None) 
 
 
 def _counted(position_ids: Tensor, input_ids: Tensor, mask: Tensor | None) -> bool:
-    """Return whether these are the positions that a decode gives the prompts' tokens."""
+    """Return whether ``position_ids`` are the positions that a decode gives the prompts' tokens."""
     seen = torch.ones_like(input_ids).bool() if mask is None else mask.bool()
     if position_ids.shape[-1] != seen.shape[-1]:
         return False

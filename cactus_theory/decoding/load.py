@@ -1,7 +1,7 @@
-"""Load a target and its draft, quietly: from folders, or by id from the Hugging Face Hub.
+"""Load a target and a draft without log lines, from folders or by id from the Hugging Face Hub.
 
-The network is used only for an id that is given, as transformers does it: what its cache holds is
-not fetched again, a download shows its own bar, and ``HF_HUB_OFFLINE`` is respected.
+The network is used only for ids, through transformers: files in the Hugging Face cache are not
+fetched again, downloads show their progress bar, and ``HF_HUB_OFFLINE`` is respected.
 """
 
 import re
@@ -29,9 +29,9 @@ from cactus_theory.decoding.drafters.eagle3_head import CONFIG, WEIGHTS, Eagle3H
 from cactus_theory.decoding.prepare import dtype_of_pair, has_instructions
 from cactus_theory.decoding.text import check_same_vocabulary
 
-# seconds that the hub has for saying whether it has a model
+# seconds to wait for the hub's answer whether it has a model
 HUB_TIMEOUT_S = 10.0
-# tensors of older checkpoints that a model computes by itself: rotary tables and causal masks
+# tensors in older checkpoints that need not be read: models compute rotary tables and causal masks
 COMPUTED = re.compile(r"(.*\.)?(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)")
 
 
@@ -39,7 +39,7 @@ COMPUTED = re.compile(r"(.*\.)?(inv_freq|position_ids|(attn|attention)\.(masked_
 class Pair:
     """A target and a draft of one vocabulary, with the target's tokenizer.
 
-    The draft is a model, a drafter where a name or a head's folder was asked for, or None.
+    The draft is a model; a drafter if it was loaded by a name or from a head's folder; or None.
     """
 
     target: Any
@@ -54,11 +54,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder with a model, or a model of the Hugging Face Hub, as an argument names it.
+    """Source of a model's files: a folder, or an id of the Hugging Face Hub.
 
-    ``name`` is the argument's, for errors; ``revision`` a branch, tag or commit of the hub. Python
-    files that come with a model (``auto_map``) run only with ``trust_code``; without it a model
-    that needs them is refused, and nobody is asked.
+    ``name`` is the argument's name in errors; ``revision`` is a branch, tag or commit on the hub.
+    Python files that come with a model (``auto_map``) run only with ``trust_code``. Without
+    ``trust_code`` a model that needs such files raises an error, and no question is prompted.
 
     Raises
     ------
@@ -89,16 +89,16 @@ class Source:
 
     @property
     def of_hub(self) -> bool:
-        """Return whether this is no folder of a model."""
+        """Return whether the source is an id of the hub, that is, no folder with a model."""
         return not (Path(self.place) / "config.json").is_file()
 
     @property
     def commit(self) -> str:
-        """Return the commit of an id's files, which are in the cache from here on."""
+        """Return the commit of an id's files, after fetching the configuration into the cache."""
         return self.file(CONFIG).parent.name
 
     def file(self, name: str) -> Path:
-        """Return where a file of it lies, fetched if it must be; ValueError where there is none."""
+        """Return the path of a file, fetched if it is not in the cache; ValueError if missing."""
         if not self.of_hub:
             return Path(self.place) / name
         cached_file = check.optional_module("transformers.utils", "llm").cached_file
@@ -106,7 +106,10 @@ class Source:
         return Path(self._had(partial(cached_file, str(self.place), name, revision=revision)))
 
     def read(self, kind: str, **options: Any) -> Any:
-        """Return ``from_pretrained`` of a class of transformers; ValueError for what it raises."""
+        """Return an object by ``from_pretrained`` of a class of transformers.
+
+        ``kind`` is the name of the class. Errors of transformers become ValueError.
+        """
         library = check.optional_module("transformers", "llm")
         load = partial(
             getattr(library, kind).from_pretrained,
@@ -118,7 +121,7 @@ class Source:
         return self._had(load)
 
     def _had(self, load: Any) -> Any:
-        """Return the result of ``load`` on the cache or a folder, else on the hub."""
+        """Return the result of ``load`` from the folder or the cache, else from the hub."""
         library = check.optional_module("transformers", "llm")
         with _quiet(library, self.of_hub):
             try:
@@ -126,7 +129,7 @@ class Source:
             except Exception as error:  # of JSON, safetensors, OS and shapes: no narrower base
                 if not (self.of_hub and isinstance(error, OSError)):
                     raise self._unreadable(error) from error
-            try:  # asked before, as without a network a download tries for a minute
+            try:  # ask the hub first: without a network a download would retry for a minute
                 hub = check.optional_module("huggingface_hub", "llm").HfApi()
                 hub.model_info(str(self.place), revision=self.revision, timeout=HUB_TIMEOUT_S)
             except Exception as error:  # of the network, the hub, or HF_HUB_OFFLINE
@@ -159,24 +162,26 @@ def load_pair(
     draft_revision: str | None = None,
     trust_code: bool = False,
 ) -> Pair:
-    """Load two Hugging Face causal LMs in evaluation mode, from folders or by ids of the hub.
+    """Load a target and a draft in evaluation mode, from folders or by ids of the Hugging Face Hub.
 
     Parameters
     ----------
-    target, draft : a folder with a ``config.json``, or an id such as ``OWNER/NAME``, which is
-        looked for in the cache of Hugging Face and fetched if it is not there. The draft may be
-        all that :func:`read_drafter` takes, and None; what is no model is returned as a drafter.
-    dtype : of the weights: :func:`load_model`.
-    revision, draft_revision : branch, tag or commit of an id (``main``).
-    trust_code : run Python files that come with a model (``auto_map``); without it a model that
-        needs them is refused, and nobody is asked.
+    target : a folder with a ``config.json``, or an id such as ``OWNER/NAME``. Files of an id are
+        fetched if they are not in the Hugging Face cache.
+    draft : as ``target``; or any other name for :func:`read_drafter`, which gives a pair with a
+        drafter in place of a model; or None.
+    device : device of the weights.
+    dtype : dtype of the weights, as in :func:`load_model`.
+    revision : branch, tag or commit of the target's id (``main``).
+    draft_revision : branch, tag or commit of the draft's id (``main``).
+    trust_code : whether to run Python files that come with a model (``auto_map``). If not, a model
+        that needs such files raises an error, and no question is prompted.
 
     Raises
     ------
     ValueError
-        A folder that is missing or holds files transformers cannot read, an id that cannot be had,
-        weights that do not fill the model or that it does not take, tokenizers that differ, a
-        device that there is not.
+        A folder that is missing or has files that transformers cannot read, an id that cannot be
+        fetched, missing or unknown weights, tokenizers that differ, a device that does not exist.
     ModuleNotFoundError
         transformers is not installed.
 
@@ -211,18 +216,19 @@ def read_drafter(
     revision: str | None = None,
     trust_code: bool = False,
 ) -> Drafter | None:
-    """Return the drafter that a name means, as ``--draft`` of every command reads it.
+    """Return the drafter of a name, as the option ``--draft`` of every command takes it.
 
-    ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20 layers;
-    ``skip:3``, the target without three of its layers, and ``4bit``, it in four bits: slow drafts,
-    to measure laws with; ``none``, which is None and decodes plainly; the folder of a model or of
-    an EAGLE-3 head as speculators writes it, or its id on the Hugging Face Hub, loaded as
-    :func:`load_model` does.
+    Names are ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20
+    layers; ``skip:3``, the target without three layers; ``4bit``, the target with 4-bit weights;
+    and ``none``, which gives None (plain decoding). ``skip`` and ``4bit`` are slow drafts, made to
+    measure emitted laws. A name may also be the folder of a model or of an EAGLE-3 head in the
+    format of speculators, or the id of such a folder on the Hugging Face Hub; these load as in
+    :func:`load_model`.
 
     Raises
     ------
     ValueError
-        Another word, and as :func:`load_pair`.
+        Any other name, and as :func:`load_pair`.
 
     Examples
     --------
@@ -260,9 +266,10 @@ def load_model(
 ) -> Any:
     """Load one causal LM in evaluation mode.
 
-    ``dtype`` is that of the weights: a dtype of torch, its name, or ``auto``. ``auto`` is the
-    checkpoint's own on a GPU. On a CPU it is bfloat16 if the checkpoint has it and the processor
-    has instructions for it, else float32; it is never timed, so no law depends on the load.
+    ``dtype`` is the dtype of the weights: a dtype of torch, a name of a dtype, or ``auto``. On a
+    GPU ``auto`` keeps the checkpoint's dtype. On a CPU ``auto`` is bfloat16 if the checkpoint is
+    bfloat16 and the CPU has instructions for bfloat16, else float32. The choice depends on no
+    timing, so that the same machine always gives the same emitted laws.
 
     Raises
     ------
@@ -273,7 +280,7 @@ def load_model(
     kind, on_cpu = _asked(dtype, device)
     options = {"dtype": kind or AUTO, "output_loading_info": True}
     model, report = source.read("AutoModelForCausalLM", **options)
-    # transformers would fill what is missing with random numbers
+    # transformers would fill missing weights with random numbers
     if missing := sorted(report["missing_keys"]):
         raise ValueError(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
@@ -297,7 +304,7 @@ def load_model(
 
 
 def _asked(dtype: str | torch.dtype, device: str | torch.device) -> tuple[torch.dtype | None, bool]:
-    """Return the dtype of weights, None for the stored one, and whether they lie on a CPU."""
+    """Return the dtype to load (None: as stored), and whether the device is a CPU."""
     on_cpu = tensors.working_device("device", device).type == "cpu"
     if not isinstance(dtype, str):
         return dtype, on_cpu
@@ -307,7 +314,7 @@ def _asked(dtype: str | torch.dtype, device: str | torch.device) -> tuple[torch.
 
 
 def dtype_rule(dtype: str, device: str | torch.device) -> str:
-    """Return the dtype of a run's settings: ``dtype`` on a device, whatever the checkpoint."""
+    """Return the rule for the weights' dtype on a device, in words, for the settings of a run."""
     if dtype != AUTO:
         return dtype
     if torch.device(device).type != "cpu":
@@ -317,7 +324,7 @@ def dtype_rule(dtype: str, device: str | torch.device) -> str:
 
 @contextmanager
 def _quiet(library: Any, downloads: bool) -> Iterator[None]:
-    """Silence bars, log lines and warnings, and restore them; bars of downloads are kept."""
+    """Silence progress bars, log lines and warnings in a block; keep the bars of downloads."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     logging, shown = library.utils.logging, not are_progress_bars_disabled()

@@ -14,7 +14,7 @@ DIGIT = 10
 
 @compiled
 def cut_to_nucleus(scores: Row, probs: Row, lost: float, value: float) -> None:
-    """Write ``value`` over the scores of the least likely tokens, as long as they sum to ≤ ``lost``.
+    """Write ``value`` over the scores of the least likely tokens, of at most ``lost`` together.
 
     The likeliest token stays. Of tokens with equal float32 probabilities, the first are cut first.
     A row with NaN is left unchanged.

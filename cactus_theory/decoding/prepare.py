@@ -1,4 +1,4 @@
-"""Second stage of a decode: models and prompts, checked, and what its rounds work on."""
+"""Second stage of a decode: check models and prompts, and set up texts, processors and meter."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
 from cactus_theory.policies.rule import FunctionPolicy
 
-# half precision → the instructions of processors for it, as torch names them: x86-64's, then ARM's
+# half-precision dtype → torch's names of the CPU instructions for it: of x86-64, then of ARM
 HALF = {
     torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
     torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
@@ -27,10 +27,10 @@ HALF = {
 
 
 class Opening:
-    """A decode before its first round.
+    """A decode before its first round: checked models, texts, policies, processors and meter.
 
-    ``models`` are the models whose limits the decode keeps, by the name of their argument. A round
-    drafts a path of at most ``width`` tokens, and at most ``beside`` more tokens beside the path.
+    ``models`` are the models to check, by the name of their argument. A round drafts a path of at
+    most ``width`` tokens, and at most ``beside`` further tokens (nodes of a tree).
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Opening:
         self.width, self.beside, metered = 0, 0, None
         if self.drafter is not None:
             self.models |= self.drafter.check(target_model)
-            # a draft that is longer than the text takes no memory
+            # no memory for drafts longer than the text
             self.width = min(options.num_draft_tokens, options.max_new_tokens)
             metered = options.metered
             depths = range(1, self.width + 1)
@@ -64,7 +64,10 @@ class Opening:
 
 
 def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
-    """Raise ValueError where a policy may emit what a stranger forbids, and is then shown."""
+    """Raise ValueError if a policy may emit tokens that a stranger among processors forbids.
+
+    The stranger would then be called with an emitted token that it had forbidden.
+    """
     for policy in policies if processors.strangers else ():
         if policy.declares.support == "free":
             reason = f"may forbid tokens, which {policy.spec} may emit; take one of support=target"
@@ -72,13 +75,13 @@ def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
 
 
 def _warn_of_nothing_relaxed(policies: Sequence[Policy], vocab: int) -> None:
-    """Warn of a policy that changes soft rows and leaves one-hot rows, those of temperature 0."""
+    """Warn of a policy that relaxes softmax rows but no one-hot rows, the rows of temperature 0."""
     soft, hot, p = torch.zeros(3, max(3, vocab), dtype=torch.float64, device="cpu")
     soft[:3], p[:3] = soft.new_tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]])
     hot[0] = 1.0
     for policy in policies:
         if isinstance(policy, FunctionPolicy):
-            continue  # a function of the user's is asked for no more than it has to decide
+            continue  # a user's function is not called on rows outside the decode
         if [torch.equal(policy.emitted(q, p), q) for q in (hot, soft)] == [True, False]:
             warnings.warn(
                 f"policy: {policy.spec} relaxes nothing at temperature 0, where rows are one-hot; "
@@ -91,9 +94,9 @@ def _warn_of_nothing_relaxed(policies: Sequence[Policy], vocab: int) -> None:
 def opened_texts(
     models: dict[str, Any], input_ids: Tensor, options: DecodeOptions, beside: int = 0
 ) -> Texts:
-    """Return prompts with room for new tokens.
+    """Return the prompts as texts with room for new tokens, checked against the models.
 
-    Checks them against the models. ``beside`` is how many more tokens a round may draft.
+    ``beside`` is the number of tokens that a round may draft beside its path.
     """
     _check_prompt(input_ids)
     first = next(iter(models))
@@ -114,7 +117,7 @@ def opened_texts(
 
 
 def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:
-    """Return the mask of the prompts' tokens that models see; masked ones take no position."""
+    """Return for each prompt a list of whether models read each token; raise for a wrong mask."""
     batch, length = input_ids.shape
     if attention_mask is None:
         return [[True] * length] * batch
@@ -142,7 +145,7 @@ def _check_prompt(input_ids: Any) -> None:
 
 
 def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) -> None:
-    for path, module in model.named_modules():  # adapters that are put on a model begin in training
+    for path, module in model.named_modules():  # a new adapter on a model is in training mode
         if module.training:
             raise ValueError(
                 f"{name}: must be in evaluation mode, call {name}.eval(); got training"
@@ -152,7 +155,7 @@ def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) 
         raise ValueError(
             f"{name}: weights must be on a device; those of {type(model).__name__} are offloaded"
         )
-    if name == "draft_model":  # it drafts as far as its own tokens and positions go
+    if name == "draft_model":  # drafting stops where the draft's positions end
         return
     config = text_config(model)
     low, high, vocab = int(input_ids.min()), int(input_ids.max()), config.vocab_size
@@ -168,24 +171,27 @@ def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) 
 
 
 def dtype_of(models: Iterable[Any]) -> str:
-    """Return the name of the models' dtype, or their names in order where they differ."""
+    """Return the name of the models' dtype, or a list of names in order if dtypes differ."""
     return ", ".join(dict.fromkeys(str(model.dtype).removeprefix("torch.") for model in models))
 
 
 def dtype_of_pair(target_model: Any, draft_model: Any) -> str:
-    """Return :func:`dtype_of` target and draft; ``draft_model`` is checked against the target."""
+    """Return :func:`dtype_of` target and draft, after checking the draft against the target."""
     drafts = {} if draft_model is None else as_drafter(draft_model).check(target_model)
     return dtype_of([target_model, *drafts.values()])
 
 
 def has_instructions(dtype: torch.dtype) -> bool:
-    """Return whether this processor computes in half precision; False where torch cannot tell."""
+    """Return whether this CPU has instructions for a half-precision dtype.
+
+    False if torch cannot tell.
+    """
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in HALF[dtype])
 
 
 def warn_of_emulation(models: Mapping[str, Any]) -> None:
-    """Warn of a model, the first one, in half precision that its CPU emulates."""
+    """Warn of the first model on a CPU in a half-precision dtype that the CPU emulates."""
     for name, model in models.items():
         if model.device.type == "cpu" and model.dtype in HALF and not has_instructions(model.dtype):
             warnings.warn(

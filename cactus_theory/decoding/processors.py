@@ -1,10 +1,11 @@
-"""Logits processors of others, asked as ``generate`` asks them: once a place, along the text.
+"""Apply logits processors as Hugging Face's ``generate`` does: once at each place, along the text.
 
-One place decides, by what is allowed. The library's classes in ``FREE`` and ``KNOWN`` are functions
-of scores and ids alone, and are asked about many places at once. Every other one is a stranger,
-which may keep something between calls, and so is for one text: it is asked at each emitted place,
-in order, and copies of it, which are thrown away, at drafted ones. In a batch it is refused by
-name, and so is what can be neither copied nor looked through.
+The classes of transformers in ``FREE`` and ``KNOWN`` are functions of scores and ids alone, and are
+called on many places at once. Every other processor is a *stranger*: a stranger may keep state
+between calls, such as the matcher of a grammar. So a stranger is called once at each emitted place,
+in order. At drafted places copies of the stranger are called, and thrown away afterwards. A
+stranger in a batch raises an error with its name, and so does a stranger whose state cannot be
+copied.
 """
 
 import copy
@@ -29,7 +30,7 @@ from cactus_theory.optimum.rows import loops
 from cactus_theory.verify.draft import Draft
 
 LIBRARY = "transformers.generation.logits_process"
-# its classes that read nothing but scores, and those that read the ids of a row, too
+# classes of transformers, without their last words: FREE read scores only, KNOWN ids as well
 FREE = set(
     "BarkEosPrioritizer Epsilon Eta InfNanRemove LogitNormalization MinP SuppressTokens "
     "Temperature TopH TopK TopP Typical".split()
@@ -40,13 +41,16 @@ KNOWN = set(
     "NoRepeatNGram RepetitionPenalty SequenceBias SuppressTokensAtBegin Watermark "
     "WhisperTimeStamp".split()
 )
-# what those may hold: an entry for each text of the batch
+# attributes of these classes that have one entry for each text of the batch
 BY_TEXT = ("encoder_input_ids", "generated_ngrams", "prompt_ignore_length")
 
 
 @dataclass(frozen=True)
 class Places:
-    """Rows of logits; (row, offset) continues ``first + offset`` drafted tokens, or a node's."""
+    """Rows of logits of a batch, and the ids before each row.
+
+    Row (row, offset) follows ``first + offset`` drafted tokens; of a tree, the path to the node.
+    """
 
     logits: Float[Tensor, "batch some vocab"]
     texts: Texts
@@ -55,20 +59,23 @@ class Places:
     draft: Draft | None
 
     def offsets(self, row: int) -> range:
-        """Return the offsets of a row that hold logits."""
+        """Return the offsets of a text that have valid logits."""
         return range(min(self.drafted[row] - self.first + 1, self.logits.shape[1]))
 
     def ids(self, row: int, offset: int) -> Int[Tensor, "1 length"]:
-        """Return the ids that ``generate`` would show, the padding of a prompt included."""
+        """Return the ids that ``generate`` would pass to processors, padding included."""
         if self.draft is None or self.draft.parents is None:
             ids = self.texts.prefix(row, self.first + offset)
-        else:  # ancestors, no cousins
+        else:  # ids of the node's ancestors, not of other branches
             path = self.draft.path(row, offset - 1) if offset else []
             ids = self.texts.path_ids(row, path)
         return self.texts.shown(row, ids)
 
     def reached(self, row: int) -> Iterator[int]:
-        """Yield offsets, but for those behind an end of text or a token without a logit."""
+        """Yield the offsets that decoding can reach.
+
+        Offsets behind an end-of-text token, or behind a token with a logit of −∞, are left out.
+        """
         tokens, lost = self.texts.buffer[row, self.texts.rows[row].length :].tolist(), set[int]()
         for offset in self.offsets(row):
             ends = not self.texts.eos.isdisjoint(tokens[: self.first])
@@ -83,7 +90,7 @@ class Places:
 
 
 class Processors:
-    """The processors of a decode of ``batch`` texts, in order; ``drafts`` if it drafts anything.
+    """The processors of a decode of ``batch`` texts, in order; ``drafts`` if there is a draft.
 
     Raises
     ------
@@ -96,7 +103,7 @@ class Processors:
     ) -> None:
         self.all, self.batch = list(processors), batch
         self.strangers = [one for one in self.all if not {library_name(one)} & (FREE | KNOWN)]
-        # of a text that is walked: its rows before they were processed, and what the draft asks
+        # for strangers: the text's rows before processing, and the copies that drafts call
         self.rows, self.copies = torch.empty(0, device="cpu"), list[Any]()
         self.before: Snapshot | None = None
         if self.strangers and batch > 1:
@@ -105,7 +112,7 @@ class Processors:
             self._check()
 
     def __call__(self, places: Places) -> None:
-        """Write processed logits over the logits."""
+        """Apply all processors, and write the processed logits over the logits."""
         if self.strangers:
             return self._walk(places)
         for one in self.all:
@@ -118,16 +125,17 @@ class Processors:
                 places.logits.copy_(scores.reshape(places.logits.shape))
 
     def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
-        """Ask about the places of the only text's ``taken`` tokens, after the first.
+        """Call strangers at the places of the ``taken`` emitted tokens after the first.
 
-        ``path`` are the drafted ones among them, by their places in the draft.
+        So the state of strangers follows the text. (:meth:`_walk` has called them at the first
+        place.) ``path`` are the places in the draft of the accepted tokens.
         """
         for count, node in enumerate(path[: taken - 1] if self.strangers else (), 1):
             ids = texts.shown(0, texts.prefix(0, count - taken))
             self._ask(self.all, self.rows[node + 1], ids)
 
     def _ask_known(self, one: Any, places: Places) -> None:
-        """Ask about all places whose ids are equally many at once."""
+        """Call a processor of ``KNOWN`` once for all places with equally many ids."""
         groups = defaultdict[int, list[Any]](list)
         for row in range(places.texts.batch):
             for offset in places.offsets(row):
@@ -142,14 +150,18 @@ class Processors:
         asked = copy.copy(one)
         for name in BY_TEXT:
             held = vars(one).get(name)
-            if isinstance(held, list | Tensor):  # an entry for all texts of the same prompt
+            if isinstance(held, list | Tensor):  # one entry for all answers to the same prompt
                 chosen = [number * len(held) // self.batch for number in numbers]
                 few = [held[entry] for entry in chosen] if isinstance(held, list) else held[chosen]
                 vars(asked).update({name: few, "batch_size": len(numbers)})
         return asked
 
     def _walk(self, places: Places) -> None:
-        """Ask the processors about the next place of the text, and copies about drafted ones."""
+        """Call strangers at the next place of the text, and copies of them at drafted places.
+
+        While the draft is made (``draft`` is None), copies follow the drafted tokens. When the
+        target's rows are processed, each node's copy is made from the copy at the node's parent.
+        """
         draft, logits = places.draft, places.logits[0]
         if draft is None:
             if not (places.first and self.copies):
@@ -172,7 +184,7 @@ class Processors:
             self._check()
 
     def _ask(self, processors: Sequence[Any], logits: Float[Tensor, "vocab"], ids: Tensor) -> None:
-        """Write what processors make of one place of the only text."""
+        """Call the processors in order at one place of the text, and write the scores."""
         scores = logits[None].float()
         for one in processors:
             scores = asked(one, ids, scores)
@@ -189,7 +201,7 @@ class Processors:
             refuse(self.strangers, reason)
 
     def _check(self) -> None:
-        """Refuse strangers that have changed where only copies were asked."""
+        """Raise if the strangers' state has changed although only copies were called."""
         now = self._snapshot(self.all)
         if self.before is not None and now.state != self.before.state:
             refuse(self.strangers, "keeps something outside of itself, which its copies change")
@@ -197,13 +209,13 @@ class Processors:
 
 
 def _is_nucleus(one: Any, scores: Tensor) -> bool:
-    """Return whether a processor cuts rows to a nucleus as compiled loops do, only faster."""
+    """Return whether a processor is a top-p cut that :func:`cut_to_nucleus` can compute faster."""
     usual = library_name(one) == "TopP" and one.min_tokens_to_keep == 1
     return usual and scores.device.type == "cpu" and loops() is not None
 
 
 def _nucleus(one: Any, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
-    """Return rows of scores, which are written over, cut to their nucleus."""
+    """Cut rows of scores to their nucleus in place; return the rows."""
     cut = import_module("cactus_theory.decoding.nucleus").cut_to_nucleus
     scores = scores.detach()
     for row, probs in zip(scores.numpy(), scores.softmax(-1).numpy(), strict=True):
@@ -212,25 +224,32 @@ def _nucleus(one: Any, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "ro
 
 
 def library_name(one: Any) -> str | None:
-    """Return the first words of the library's own class that a processor is of; no subclass."""
+    """Return a processor's class name without its last words; None if not of transformers.
+
+    A subclass of a class of transformers gives None, too.
+    """
     kind = type(one)
     short = re.sub("Logits(Processor|Warper)$", "", kind.__name__)
     return short if kind.__module__ == LIBRARY else None
 
 
 def name_of(one: Any) -> str:
-    """Return the name of a function or of an object's class."""
+    """Return the name of a function, or the name of an object's class."""
     return getattr(one, "__name__", type(one).__name__)
 
 
 def refuse(processors: Sequence[Any], reason: str) -> NoReturn:
-    """Raise for processors that cannot be asked as ``generate`` asks them."""
+    """Raise ValueError with the names of the processors, and the reason."""
     names = " or ".join(dict.fromkeys(map(name_of, processors)))
     raise ValueError(f"logits_processor: {names} {reason}")
 
 
 def asked(one: Any, ids: Tensor, scores: Tensor) -> Tensor:
-    """Return a processor's answer; it may change its arguments, and keep the answer."""
+    """Return the scores that a processor makes of copies of ids and scores.
+
+    The processor may change the copies and keep the result. Raises ValueError if the processor
+    draws from a global random generator.
+    """
     before = _generators()
     answer = one(ids.clone(), scores.clone())
     if _generators() != before:

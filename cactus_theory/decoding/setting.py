@@ -42,7 +42,7 @@ class Setting:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords for :func:`cactus_theory.generate`; :meth:`drafter` makes the draft."""
+        """Return keywords of :func:`cactus_theory.generate`; :meth:`drafter` makes the draft."""
         soft = not self.plain and relaxes_greedy([read_rule(self.policy)])
         return self.cuts.options(self.temperature, soft) | ({} if self.plain else self.names)
 

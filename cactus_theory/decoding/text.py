@@ -1,4 +1,7 @@
-"""The texts of a batch, a record each; their ids in memory taken once; what an id means."""
+"""The texts of a batch: a record for each text, one buffer for all ids, and vocabulary checks.
+
+Decode loops, drafters and processors read the texts; only the loops settle tokens.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,22 +19,24 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.readings import Kind
 from cactus_theory.decoding.schedule import Schedule, Spec
 
-# ids of a text and how many of them are its prompt's → whether the text ends here
+# (ids of a text, number of ids in the prompt) → whether the text ends here
 Stop = Callable[[Int[Tensor, "1 length"], int], bool]
 
 
 class Text:
-    """All that belongs to one text on the host.
+    """The state of one text of a decode, on the host.
 
     Attributes
     ----------
-    number : of the text in the batch that was given.
-    ids : prompt and settled tokens; ``length`` is how many of them drafted tokens follow.
-    prompt_length, limit : how many ids are the prompt's, and the most ids.
-    ended : whether the text has ended by itself.
-    rule : the policy or schedule along it, with its state.
-    stream : returns the next so many uniform numbers of the text's own.
-    rounds : (drafted, accepted, ended inside) → how many rounds did that.
+    number : number of the text in the batch of prompts.
+    ids : ids of the prompt and the settled tokens.
+    length : number of ids that drafted tokens follow.
+    prompt_length : number of ids in the prompt.
+    limit : the most ids, prompt included.
+    ended : whether an end-of-text token or ``stop`` has ended the text.
+    rule : the policy or schedule of the text, with its state.
+    stream : function that returns the next n coins of the text's stream.
+    rounds : (drafted, accepted, ended inside) → the number of such rounds.
     """
 
     def __init__(
@@ -45,7 +50,7 @@ class Text:
 
     @property
     def room(self) -> int:
-        """Return the number of tokens the text may still get; 0 once it has ended."""
+        """Return the number of tokens that the text may still get; 0 after its end."""
         return 0 if self.ended else self.limit - self.length
 
     @property
@@ -55,13 +60,17 @@ class Text:
 
 
 class Texts:
-    """Prompts and generated ids, each row from its own position 0: (B, longest + room).
+    """The texts of a batch, and one buffer for their ids, (B, most ids of a text + ``beside`` + 1).
 
-    ``all`` are the texts, ``rows`` those that are still in the batch, by row. ``stop`` is called
-    after every token of a row, in addition to the end-of-text ids. ``capacity`` are the most
-    positions of a row, ``last`` the last place of its memory: ``beside`` more, for drafted tokens
-    of the same position. ``given`` are the prompts with what is hidden from models. ``policies``
-    are one for all, or one a text; ``seeds`` one for the first text (text b adds b), or one a text.
+    In the buffer every text starts at position 0, without padding in front, and drafted tokens
+    stand after the settled tokens. ``all`` are all texts; ``rows`` are the texts that are still in
+    the batch, by row of the buffer. ``capacity`` is the most positions of a text. ``last`` is the
+    last index of the buffer; ``beside`` indices more than ``capacity`` hold the further nodes of
+    trees. ``given`` are the prompts with padding, as the caller passed them; None without padding.
+
+    ``policies`` has one entry for all texts or one per text. ``seeds`` is the seed of the first
+    text (text b uses the seed plus b), or one seed per text. ``stop`` is called after every token
+    of a text, in addition to the check of end-of-text ids.
     """
 
     def __init__(
@@ -92,31 +101,31 @@ class Texts:
             self.all.append(Text(number, prompt, room, seed, rule))
         self.rows = list(self.all)
         self.capacity = max(text.limit for text in self.all)
-        # one spare place takes what is drafted in a full row while other rows still draft
+        # one spare index takes the ids that a full text drafts while other texts still draft
         self.last = self.capacity + beside
         rows = [text.ids + [0] * (self.last + 1 - text.length) for text in self.all]
         self.buffer = torch.tensor(rows, dtype=torch.int64, device=device)
 
     @property
     def batch(self) -> int:
-        """Return the number of texts that are not finished."""
+        """Return the number of texts in the batch."""
         return len(self.rows)
 
     @property
     def lengths(self) -> list[int]:
-        """Return by row the number of settled tokens, which drafted ones follow."""
+        """Return for each row the number of settled ids, which drafted tokens follow."""
         return [text.length for text in self.rows]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Let the texts of all other rows leave the batch."""
+        """Keep the texts of these rows, in this order; all other texts leave the batch."""
         self.rows = [self.rows[row] for row in rows]
         self.buffer[: len(rows)] = self.buffer[list(rows)]
         self.buffer = self.buffer[: len(rows)]
 
     def take(self, starts: Sequence[int], counts: Sequence[int]) -> Int[Tensor, "batch most"]:
-        """Return ``counts[b]`` ids from position ``starts[b]`` on, drafted ones included.
+        """Return ``counts[b]`` ids of row b from position ``starts[b]`` on, drafted ids included.
 
-        Shorter rows are padded with arbitrary ids.
+        Rows with fewer ids are padded with arbitrary ids.
         """
         longest = max(counts)
         if self.batch == 1:
@@ -126,43 +135,43 @@ class Texts:
         return self.buffer.gather(1, at)
 
     def propose(self, offset: int, token: Int[Tensor, "batch"]) -> None:
-        """Write drafted token number ``offset`` of every row after its settled ones."""
+        """Write drafted token number ``offset`` of every row behind the settled tokens."""
         self._write([length + offset for length in self.lengths], token)
 
     def propose_all(self, token_ids: Int[Tensor, "batch K"]) -> None:
-        """Write the drafted tokens (B, K) of every row after its settled ones."""
+        """Write the drafted tokens (B, K) of every row behind the settled tokens."""
         at = torch.tensor(self.lengths, device=self.device)[:, None]
         at = at + torch.arange(token_ids.shape[1], device=self.device)
         self.buffer.scatter_(1, at.clamp_(max=self.last), token_ids)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
-        """Return the ids (1, length) of a row, with its first ``drafted`` drafted tokens."""
+        """Return the settled ids of a row followed by the first ``drafted`` drafted ids."""
         return self.buffer[row : row + 1, : self.rows[row].length + drafted]
 
     def shown(self, row: int, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "1 shown"]:
-        """Return ids of a row after its prompt as it was given, as ``generate`` shows them."""
+        """Return a row's ids with the padding of the prompt put back, as processors get them."""
         if self.given is None:
             return ids
         text = self.rows[row]
         return torch.cat([self.given[text.number][None], ids[:, text.prompt_length :]], 1)
 
     def path_ids(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
-        """Return a row's settled ids and some of its drafted ones, in the order of ``path``."""
+        """Return a row's settled ids followed by the drafted ids at the places of ``path``."""
         length = self.rows[row].length
         return self.buffer[row : row + 1, [*range(length), *(length + place for place in path)]]
 
     def settle(self, emitted: Sequence[Sequence[int]], last: Int[Tensor, "batch"]) -> list[int]:
-        """Append ids to every row, up to its first end; return how many each row took.
+        """Append the emitted ids to every row, up to an end of text; return the appended counts.
 
-        ``last`` (B,) is the last id of each row, on the device; those before it were drafted
-        and stand in the buffer already.
+        ``last`` (B,) is the last emitted id of each row, on the device. The ids before were drafted
+        and are in the buffer already.
         """
         lengths = zip(self.lengths, emitted, strict=True)
         self._write([length + len(ids) - 1 for length, ids in lengths], last)
         return [self.append(row, ids) for row, ids in enumerate(emitted)]
 
     def append(self, row: int, ids: Sequence[int]) -> int:
-        """Append ids that stand in the buffer to a row, up to its end; return how many."""
+        """Append ids that are in the buffer to a row, up to an end of text; return their number."""
         text, stop = self.rows[row], self.stop
         for count, token in enumerate(ids, 1):
             text.ids.append(token)
@@ -182,7 +191,7 @@ class Texts:
 
 
 def left_padded(prompts: Sequence[Sequence[int]], model: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask (B, longest) of prompts set against the right edge."""
+    """Return ids and attention mask (B, longest) of prompts padded on the left."""
     longest = max(map(len, prompts))
     pad = model.generation_config.pad_token_id or 0
     rows = [[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
@@ -193,8 +202,8 @@ def left_padded(prompts: Sequence[Sequence[int]], model: Any) -> tuple[torch.Ten
 def completion(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
     """Return the text that ``ids`` add to a prompt, without special tokens.
 
-    That is the text of all ids without that of the prompt, as the first token of a text may lose
-    its blank, and others may be written otherwise at the start.
+    Prompt and ids are decoded together, and the prompt's text is cut off: tokenizers may drop a
+    blank or write a token differently at the start of a text.
     """
     texts = [*prompt_ids], [*prompt_ids, *ids]
     before, whole = (tokenizer.decode(text, skip_special_tokens=True) for text in texts)
@@ -204,8 +213,8 @@ def completion(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) ->
 def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
     """Raise ValueError unless both tokenizers map the same texts to the same ids.
 
-    Compares the maps of ``get_vocab()``, token by token in order of id; equal sizes prove
-    nothing. The message names the first token that differs.
+    Compares the maps of ``get_vocab()`` in order of id, as equal sizes prove nothing. The error
+    names the first token that differs.
     """
     target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     if target == draft:
@@ -221,7 +230,10 @@ def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
 
 
 def check_model_vocabularies(target_model: Any, draft_model: Any) -> None:
-    """Raise ValueError for sizes that padding of one vocabulary cannot explain."""
+    """Raise ValueError if one vocabulary has at least twice the size of the other.
+
+    Smaller differences may be padding of the same vocabulary, and are allowed.
+    """
     sizes = [text_config(model).vocab_size for model in (target_model, draft_model)]
     if max(sizes) >= 2 * min(sizes):
         raise ValueError(
@@ -231,7 +243,7 @@ def check_model_vocabularies(target_model: Any, draft_model: Any) -> None:
 
 
 def fitted(logits: Tensor, size: int) -> Tensor:
-    """Return logits of ``size`` tokens: those beyond are cut, missing ones are −∞."""
+    """Return logits with ``size`` entries: further entries are cut, missing entries are −∞."""
     missing = size - logits.shape[-1]
     if missing > 0:
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
