@@ -1,19 +1,19 @@
-"""The decode loop for a GPU: a round is one function of tensors that never change their place.
+"""The decode loop for a GPU: a round is one function of tensors at fixed addresses.
 
-The host uploads each text's last two tokens, its length and its coins; the device drafts K
-tokens, runs the target over K + 1 positions and verifies; the host reads ids and counts, once
-a round. Shapes depend on nothing that is drafted: every row drafts K tokens and runs to the end
-of the round, whatever it may still take, and texts that have ended run along, unused.
+In each round the host uploads every text's last two tokens, length and coins. The device drafts K
+tokens, runs the target over K + 1 positions and verifies. The host then reads ids and counts, once
+per round. Shapes do not depend on the drafted tokens: every text drafts K tokens, even if it has
+room for fewer, and texts that have ended stay in the batch, with unused results.
 
 Attention covers the cache up to a multiple of ``BUCKET`` positions that holds every text, under a
-mask that the device makes from the lengths. So on CUDA a round is one graph per bucket,
-captured when a text first gets there: a bucket of 256 reads at most 255 positions too many, 2 % of
-the bytes of a pass of an 8B model over a short text. Without CUDA the same functions run as they
-are, which is how they are tested.
+mask that the device makes from the lengths. So on CUDA a round is one graph per multiple, captured
+when a text first reaches it. A bucket of 256 reads at most 255 positions too many, 2 % of the bytes
+of a pass of an 8B model over a short text. Without CUDA the functions run without a graph, which is
+how tests run them.
 
-Up to rounding it is the loop of :func:`cactus_theory.generate`: the same coins, tokens,
-statistics and meter. Where the fused kernels verify, which is on CUDA where they can, their
-random numbers are their own: the same laws and meter, other tokens.
+Up to rounding, coins, tokens, statistics and meter are those of the host loop. If the fused kernels
+verify, as they do on CUDA where they support the decode, the emitted laws and the meter are the
+same, but the kernels' random numbers, and so the tokens, are different.
 """
 
 import math
@@ -34,9 +34,9 @@ BY_KERNELS = "device, by kernels"
 
 
 def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
-    """Return the device's decode if it is to run, and the name of the loop for the result.
+    """Return the device loop, or None to use the host loop, and the loop's name for the result.
 
-    Raises ValueError where it, or the kernels, are required and cannot run.
+    Raises ValueError if the device loop or the kernels are required and do not support the decode.
     """
     device_loop, texts = opening.options.device_loop, opening.texts
     if device_loop is False or (device_loop is None and not captures(texts.device)):
@@ -54,7 +54,7 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 
 
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
-    """Return the kernels' step where it is to verify, and the name of the loop for the result."""
+    """Return the kernels' verifying step, or None for PyTorch's, and the loop's name."""
     options, policies, device = opening.options, opening.policies, opening.texts.device
     device_loop, temperature = options.device_loop, options.temperature
     judge = options.parsed_verifier
@@ -71,7 +71,7 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
 
 
 def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
-    """Yield why this decode cannot run as captured rounds, in words."""
+    """Yield the reasons, in words, why the device loop does not support this decode."""
     drafter, options, texts = opening.drafter, opening.options, opening.texts
     if (longest_text(models.get("draft_model", opening.target_model)) or math.inf) < texts.capacity:
         yield "where the draft has fewer positions"

@@ -1,4 +1,4 @@
-"""A round on a device, the host's part: coins and lengths in, one read out."""
+"""The host's part of the device loop: upload coins and lengths, read a round's result once."""
 
 from collections.abc import Sequence
 
@@ -19,15 +19,16 @@ from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import NO_TOKEN
 
 Tokens = list[list[int]]
-# positions by which the part of the cache that attention reads grows at a time
+# positions by which the part of the cache that attention reads grows: fewer mean more CUDA graphs,
+# more mean more positions that are read and masked
 BUCKET = 256
 
 
 class DeviceRounds(Rounds):
-    """The state of one decode of B texts; rows that have ended run along until all have.
+    """The decode loop on a device; texts that have ended stay in the batch until all have ended.
 
-    The caches' lengths are those of the prompts: the device's are in its inputs. Without
-    ``verify`` the verifier's own step in PyTorch runs.
+    The caches' ``lengths`` stay at the prompts'; the current lengths are in the round's inputs.
+    Without ``verify`` the verifier's step in PyTorch runs.
     """
 
     def __init__(self, opening: Opening, verify: VerifyStep | None = None) -> None:
@@ -51,17 +52,17 @@ class DeviceRounds(Rounds):
 
     @property
     def calls(self) -> tuple[int, int]:
-        """Return the forward passes of the target and of the draft so far."""
+        """Return the number of forward passes of the target and of the draft so far."""
         return self.rounds, self.rounds * self.width
 
     def run(self) -> GenerationResult:
-        """Decode until every row has ended or is full."""
+        """Feed the prompts, then decode until every text has ended or is full."""
         self.clock.lap("other")
         self._prefill()
         return super().run()
 
     def _prefill(self) -> None:
-        """Feed all but the last token of each prompt; later rounds feed that one."""
+        """Feed all but the last token of each prompt, which the first round feeds."""
         texts = self.texts
         counts = [length - 1 for length in texts.lengths]
         if not any(counts):
@@ -73,7 +74,7 @@ class DeviceRounds(Rounds):
             self.clock.lap(part)
 
     def round(self) -> Tokens:
-        """Give every open text at least one token; return the new ids of all."""
+        """Run one round: every open text gets at least one token; return the new ids per text."""
         texts = self.texts
         draft_lengths = [min(self.width, text.room - 1) for text in texts.rows]
         fill(self.inputs.table, texts, self.width, draft_lengths, self.verifier.coins)
@@ -117,13 +118,13 @@ class DeviceRounds(Rounds):
         return probabilities(target, self.temperature), p
 
     def _wait(self) -> None:
-        """Wait for the device, so that what comes next does not pay for what it still does."""
+        """Wait for the device, so that its work counts for the part that the stopwatch charges."""
         if captures(self.device):
             torch.cuda.synchronize(self.device)
 
 
 def capacity(texts: Texts, width: int) -> int:
-    """Return the positions of a cache: whole buckets, with room for a last round's draft."""
+    """Return the positions of a cache: whole buckets, with room for the last round's draft."""
     return _whole_buckets(texts.capacity + width)
 
 
@@ -132,7 +133,7 @@ def _whole_buckets(positions: int) -> int:
 
 
 def _choice(policies: Sequence[Policy], texts: Texts, width: int) -> Tensor | None:
-    """Return the policy's number for each drafted token (B, K), None if there is one policy."""
+    """Return the number of each drafted token's policy (B, K), None if there is one policy."""
     if len(policies) == 1:
         return None
     numbers = [policies.index(text.rule.policies[0]) for text in texts.rows]

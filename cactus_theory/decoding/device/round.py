@@ -1,7 +1,7 @@
-"""A round as a function of tensors at fixed addresses: draft, score, verify.
+"""A round on the device as a function of tensors at fixed addresses: draft, score, verify.
 
-Its forward passes feed tokens whose places in the ragged cache only the device knows. It runs
-again and again: as a CUDA graph, or as it is; only that differs between a GPU and a CPU.
+The tokens' slots in the ragged cache are tensors on the device, not numbers on the host. On CUDA
+the function is captured as a graph and replayed; elsewhere it is called.
 """
 
 import warnings
@@ -23,20 +23,20 @@ from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
 
 Result = TypeVar("Result")
-# runs before a capture, in which libraries choose kernels and allocate workspace
+# runs before a capture: libraries choose kernels and allocate workspace, which a capture forbids
 WARM_UP = 2
 
 
 def captures(device: torch.device) -> bool:
-    """Return whether rounds run as CUDA graphs there."""
+    """Return whether rounds run as CUDA graphs on a device."""
     return device.type == "cuda"
 
 
 class Repeated(Generic[Result]):
-    """``compute(end)``, captured once for every ``end``.
+    """The function ``compute(end)``, captured once as a CUDA graph for every ``end``.
 
-    ``compute`` reads and writes tensors at fixed addresses, never waits for the device, and may
-    run any number of times on the same inputs. Its result is overwritten by the next call.
+    ``compute`` must read and write tensors at fixed addresses, never wait for the device, and be
+    repeatable on the same inputs. The next call overwrites the result.
     """
 
     def __init__(self, compute: Callable[[int], Result], device: torch.device) -> None:
@@ -45,14 +45,14 @@ class Repeated(Generic[Result]):
         self.pool: Any = None
 
     def prepare(self, end: int) -> bool:
-        """Capture the computation for ``end`` unless that was done; return whether it was now."""
+        """Capture the function for ``end`` if not done before; return whether it was captured."""
         if not captures(self.device) or end in self.captured:
             return False
         self.captured[end] = self._capture(end)
         return True
 
     def __call__(self, end: int) -> Result:
-        """Return the result for the inputs that are in memory now."""
+        """Return the result for the inputs in memory."""
         if not captures(self.device):
             return self.compute(end)
         self.prepare(end)
@@ -61,7 +61,7 @@ class Repeated(Generic[Result]):
         return result
 
     def _capture(self, end: int) -> tuple[Any, Result]:
-        """Return a graph that shares the memory of the ones before, and where its result lies."""
+        """Return a graph that shares the memory of earlier graphs, and the result's tensors."""
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
@@ -76,12 +76,12 @@ class Repeated(Generic[Result]):
 
 
 def never_waits(job: Callable[[], Any], device: torch.device) -> bool:
-    """Return whether a job on a CUDA device runs without waiting for it; True elsewhere."""
+    """Return whether a job on a CUDA device runs without waiting for the device; else True."""
     if not captures(device):
         return True
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the mode says that it is a prototype
+        warnings.simplefilter("ignore")  # the debug mode warns that it is a prototype
         torch.cuda.set_sync_debug_mode("error")
         try:
             job()
@@ -96,7 +96,7 @@ def never_waits(job: Callable[[], Any], device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's outcome; ``report`` holds ids, accepted count and last token for one read."""
+    """A round's outcome; ``report`` has ids, accepted count and last token for one read."""
 
     logits: Logits
     verdict: Verdict
@@ -106,9 +106,9 @@ class Outcome:
 class Inputs:
     """Inputs of a round that the host copies to the device, in memory allocated once.
 
-    ``tokens`` (B, 2) are the last two of each text (one twice if it has no more), ``lengths`` (B,)
-    its tokens, ``draft_lengths`` (B,) how many drafted tokens of it count, ``coins`` (B, K + C + 1)
-    those of the draft, of the verification and of the token that follows.
+    ``tokens`` (B, 2) are the last two tokens of each text (a single token twice), ``lengths`` (B,)
+    its number of tokens, ``draft_lengths`` (B,) the number of its drafted tokens that are verified.
+    ``coins`` (B, K + C + 1) are for drafting, for acceptance and for the last draw.
     """
 
     def __init__(self, batch: int, width: int, accept: int, device: torch.device) -> None:
@@ -123,13 +123,13 @@ class Inputs:
 
     @property
     def table(self) -> np.ndarray:
-        """Return the host's side of the coins, to be written to."""
+        """Return the host's memory of the coins, to write to before :meth:`upload`."""
         return self.host_coins.numpy()
 
     def upload(self, rows: list[list[int]]) -> None:
-        """Write (two tokens, length, draft length) of each row and the coins, without waiting.
+        """Copy (two tokens, length, draft length) of each row and the coins, without waiting.
 
-        The host's side may be written again once the round's report was read.
+        The host's memory may be written to again after the round's report has been read.
         """
         self.host_counts.copy_(torch.tensor(rows, device="cpu"))
         self.counts.copy_(self.host_counts, non_blocking=True)
@@ -137,10 +137,10 @@ class Inputs:
 
 
 class StaticForward:
-    """The pass of :class:`FastForward`, where positions are tensors instead of host numbers.
+    """The fast pass (:class:`FastForward`) with positions as tensors on the device.
 
-    It shares the model's weights and cache. What it writes beyond a text's length is never
-    seen: a position attends to slots up to its own, and a later round writes there again.
+    It shares the model's weights and cache. States beyond a text's length are never read: a token
+    attends to slots up to its position, and a later round overwrites the slots behind.
     """
 
     def __init__(self, model: CachedModel) -> None:
@@ -156,10 +156,10 @@ class StaticForward:
         *,
         last: bool = False,
     ) -> Float[Tensor, "batch some vocab"]:
-        """Return the logits after each token, or after the last one of a row only.
+        """Return the logits after each token or, with ``last``, after the last token of each row.
 
-        Token j of row b is written to slot ``positions[b, j]`` and attends to the slots up to
-        it; ``end`` is more than every position that matters.
+        Token j of row b is written to slot ``positions[b, j]`` and attends to all slots up to this
+        slot; ``end`` is greater than every position that matters.
         """
         fast, (batch, new) = self.fast, token_ids.shape
         x = F.embedding(token_ids.reshape(-1), fast.embedding)
@@ -172,7 +172,7 @@ class StaticForward:
 
 
 class Round:
-    """The device's part of a round over one cache per model."""
+    """The device's part of a round: draft, score and verify, over one cache per model."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class Round:
         self.in_graph: bool | None = None
 
     def prepare(self, end: int) -> bool:
-        """Capture what is needed for caches read up to ``end``; return whether anything was."""
+        """Capture the graph for caches read up to ``end``; return whether one was captured."""
         if not captures(self.inputs.counts.device):
             return False
         if self.in_graph is None:
@@ -201,7 +201,7 @@ class Round:
     def __call__(self, end: int) -> Outcome:
         """Return the round's outcome, on the device, for caches read up to ``end``.
 
-        A verification that waits for the device runs by itself after the graph.
+        A verification that waits for the device cannot be captured, and runs after the graph.
         """
         self.prepare(end)
         if self.in_graph is False:
@@ -221,7 +221,7 @@ class Round:
         inputs = self.inputs
         if self.draft is None or not inputs.width:
             return inputs.tokens[:, :0], None
-        # the cache may lack the token before the last one, if all drafted ones were accepted
+        # after a round that accepted all drafted tokens, the cache lacks the last but one token
         place = inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.counts.device)
         rows = self.draft(inputs.tokens, place.clamp(min=0), end, last=True)[:, 0]
         ids, logits = [self._drawn(rows, 0)], [rows]
@@ -237,7 +237,7 @@ class Round:
         if self.temperature == 0:
             return logits.argmax(-1)
         token = pick(probabilities(logits, self.temperature), self.inputs.coins[:, step])
-        return token.clamp_(min=0)  # a row without a law is found where it verifies
+        return token.clamp_(min=0)  # −1 from a row that is no distribution: verification raises
 
     def _verify(self, logits: Logits) -> Outcome:
         verdict = self.verify(logits)

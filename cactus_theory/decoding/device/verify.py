@@ -1,10 +1,10 @@
-"""Verification of one round from logits: in torch or by the fused kernels.
+"""Verification of one round from logits, in PyTorch or by the fused kernels.
 
-The kernels make their coins of a seed, a position, a place and a stream (see
-``cactus_theory/kernels/random_numbers.py``). Here the seed of a text is the first number of its own
-stream of coins, and the position is its length before the round, which grows in every round. So
-no number is used twice, a text gets the same ones in every batch, and they are independent of
-the later numbers of the stream, by which the loop draws the draft.
+The kernels compute coins from a seed, a position, a place and a stream (see
+``cactus_theory/kernels/random_numbers.py``). Here a text's seed is the first number of the text's
+NumPy stream, and the position is the text's length before the round, which grows in every round.
+So no coin is used twice, and a text gets the same coins in every batch. These coins are also
+independent of the later numbers of the stream, with which the loop draws the draft.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ from cactus_theory.verify.draft import Assignment, Draft, Verdict
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits and drafted tokens of a round before it verifies; all on the device.
+    """Logits and drafted tokens of a round before verification, all on the device.
 
-    ``target`` and ``draft`` are logits as the models gave them (none of a deterministic draft, as
-    it is at temperature 0); the first ``drafted`` tokens of a row count; ``accept`` and ``draw``
-    are the verifier's coins, ``positions`` the tokens of each text before the drafted ones.
+    ``target`` and ``draft`` are the models' logits; ``draft`` is None for a deterministic draft, as
+    at temperature 0. The first ``drafted`` tokens of a row are verified. ``accept`` and ``draw``
+    are the verifier's coins; ``positions`` are the numbers of tokens of each text before the draft.
     """
 
     target: Float[Tensor, "batch K1 vocab"]
@@ -45,14 +45,14 @@ class Logits:
     positions: Int[Tensor, "batch"]
 
 
-# function that verifies a round; it applies the temperature itself
+# function that applies the temperature and verifies a round
 VerifyStep = Callable[[Logits], Verdict]
 
 
 def probabilities(
     logits: Float[Tensor, "*rows vocab"], temperature: float
 ) -> Float[Tensor, "*rows vocab"]:
-    """Return softmax(logits / temperature), at least float32; one-hot at temperature 0."""
+    """Return softmax(logits / temperature), in at least float32; one-hot at temperature 0."""
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     if temperature == 0:
@@ -61,7 +61,7 @@ def probabilities(
 
 
 def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> VerifyStep:
-    """Return the step that PyTorch's own kernels make of a verifier and its policies."""
+    """Return the step that verifies a round in PyTorch, with a verifier and assigned policies."""
 
     def step(logits: Logits) -> Verdict:
         ids, q = logits.token_ids, probabilities(logits.target, temperature)
@@ -85,11 +85,11 @@ def kernel_step(
     width: int,
     vocab: int,
 ) -> VerifyStep:
-    """Return the step that decides every text's draft by one policy, in memory taken once.
+    """Return the step that verifies a round by the fused kernels, with one policy for all texts.
 
-    Its verdict is overwritten by the next round. Under ``block`` (the other ``verifier`` is
-    ``chain``) it has the alive ratios that the meter needs: the kernels follow them down the
-    whole draft. ``seeds`` are on the device; ``width`` and ``vocab`` are K and V.
+    ``verifier`` is ``chain`` or ``block``; ``seeds`` are on the device; ``width`` and ``vocab`` are
+    K and V. Memory is allocated once, and the next round overwrites the verdict. Under ``block``
+    the verdict has the alive ratios P, which the meter needs.
     """
     batch = len(seeds)
     work = Workspace(batch, width, vocab, seeds.device)
@@ -123,11 +123,11 @@ def obstacle(
     device: torch.device,
     temperature: float,
 ) -> str | None:
-    """Return why the kernels cannot verify this decode, None if they can."""
+    """Return the reason why the kernels do not support this decode, None if they do."""
     policy, *others = policies
     if others:
         return "where texts have different policies"
-    # a subclass may decide otherwise
+    # a subclass of Chain or Block may verify differently from the kernels
     if type(verifier) not in (Chain, Block) or not has_kernel(policy, verifier.spec):
         return f"as {policy.spec} has no kernel for {verifier.spec}"
     for model in models:

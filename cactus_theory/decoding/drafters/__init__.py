@@ -1,4 +1,4 @@
-"""Drafters: a model, a head on the target's states, the text's own past."""
+"""Drafters: a smaller model, an EAGLE-3 head, n-grams of the text, the target's own weights."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,12 +20,12 @@ from cactus_theory.decoding.drafters.siblings import Siblings as Siblings
 __all__ = ["DraftContext", "Drafting"]
 
 
-# drafts of so many layers: their drafter, and an example
+# names that take a number of layers → their drafter, and a number for the error's example
 OF_LAYERS = {"exit": (EarlyExit, 20), "skip": (SkipLayers, 3)}
 
 
 def as_drafter(draft_model: Any) -> Drafter:
-    """Return a drafter for a drafter, a causal LM, a name or the folder of a head, or raise."""
+    """Return a Drafter from a drafter, a causal LM, a name or the folder of a head."""
     if isinstance(draft_model, Drafter):
         return draft_model
     if isinstance(draft_model, str | Path):
@@ -46,16 +46,18 @@ def as_drafter(draft_model: Any) -> Drafter:
 
 
 def drafter_by(mode: str, draft_model: Any) -> Drafter:
-    """Return a drafter that samples its tokens, or takes the likeliest; n-grams have one way."""
+    """Return a drafter that samples, or with mode ``greedy`` takes the likeliest tokens.
+
+    Drafters without a choice, such as NGram, are returned unchanged.
+    """
     drafter: Any = as_drafter(draft_model)
     return replace(drafter, greedy=mode == "greedy") if hasattr(drafter, "greedy") else drafter
 
 
 def named_drafter(name: str | Path) -> Drafter | None:
-    """Return the drafter of a name that needs no files, None for another name.
+    """Return the drafter of a name that needs no files, None for any other name.
 
-    ValueError for ``exit`` and ``skip`` without a number of layers, and for knobs that there are
-    not.
+    ValueError for ``exit`` and ``skip`` without a number of layers, and for unknown knobs.
     """
     kind, _, rest = str(name).partition(":")
     if kind in OF_LAYERS:

@@ -1,9 +1,10 @@
 """Draft token by token with an EAGLE-3 head on the target's hidden states.
 
-The layer reads the units of the settled tokens; its output after a token then takes the place of
-the target's states in the unit of the next one, which the target has not computed. Unit j (token
-j, from 1 on) is slot j − 1 of the layer's cache: positions are those of the states; only
-differences enter. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
+A *unit* is the head's input for a token: the token's embedding and the target's hidden states at
+the token before. For a drafted token the target has not computed states of the token before; the
+output of the head's layer stands in for them. Unit j (of token j, from 1 on) is slot j − 1 of the
+layer's cache, so that its position is the position of the states; attention depends on differences
+of positions only. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
 """
 
 from collections.abc import Sequence
@@ -34,10 +35,10 @@ from cactus_theory.verify.draft import Draft
 
 @dataclass(frozen=True)
 class Eagle3Drafter(Drafter):
-    """Draft with an EAGLE-3 ``head``, one pass a token; tokens that it does not score have p = 0.
+    """Draft with an EAGLE-3 ``head`` on the target's hidden states, one pass of the head per token.
 
-    Nothing is drafted before the target has read the prompt. ``greedy`` takes the likeliest token
-    at every step; such drafts are deterministic.
+    Tokens that the head does not score have p = 0. Nothing is drafted before the target has read
+    the prompt. With ``greedy`` the likeliest token is drafted and drafts are deterministic.
 
     Raises
     ------
@@ -61,7 +62,7 @@ class Eagle3Drafter(Drafter):
 
     @classmethod
     def load(cls, folder: str | Path, *, greedy: bool = False) -> "Eagle3Drafter":
-        """Return a drafter with the head in a folder, float32; see :meth:`Eagle3Head.load`."""
+        """Return a drafter with the head in a folder, in float32; see :meth:`Eagle3Head.load`."""
         return cls(Eagle3Head.load(folder), greedy)
 
     def begin(self, setting: DraftContext) -> Drafting:
@@ -96,7 +97,7 @@ def _packed(head: Eagle3Head) -> Any:
 
 
 class Eagle3Drafting(SampledDrafting):
-    """The head's state in one decode; units are pairs (2 hidden) of embedding and stream."""
+    """State of an EAGLE-3 head in one decode; units are (2 hidden): embedding, then stream."""
 
     def __init__(self, setting: DraftContext, head: Any, greedy: bool) -> None:
         super().__init__(setting, greedy)
@@ -110,7 +111,7 @@ class Eagle3Drafting(SampledDrafting):
         self.dtype = head.fc.weight.dtype
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draw a token, feed it with the state before it, and so on."""
+        """Draft token by token: draw a token, then feed its embedding with the layer's output."""
         lengths = self.planned(wanted)
         if not any(lengths):
             return nothing(self.texts)
@@ -133,13 +134,13 @@ class Eagle3Drafting(SampledDrafting):
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def planned(self, wanted: Sequence[int]) -> list[int]:
-        """Return the number of tokens each row may draft: none before its states are there."""
+        """Return the number of tokens that each row may draft: 0 before its states exist."""
         read = [0] * len(wanted) if self.features is None else self.features.lengths
         rows = zip(wanted, read, self.texts.lengths, strict=True)
         return [most if 0 < states == ids - 1 else 0 for most, states, ids in rows]
 
     def fresh(self, lengths: Sequence[int]) -> tuple[Float[Tensor, "batch most pair"], list[int]]:
-        """Return the units that are not cached yet, none of rows that draft nothing."""
+        """Return the units that are not cached yet, and their counts (0 if nothing is drafted)."""
         assert self.features is not None
         starts = list(self.cache.lengths)
         rows = zip(self.features.lengths, starts, lengths, strict=True)
@@ -153,13 +154,13 @@ class Eagle3Drafting(SampledDrafting):
         return F.embedding(tokens, self.embedding.weight).to(self.dtype)
 
     def run(self, x: Float[Tensor, "batch new pair"], counts: Sequence[int]) -> Tensor:
-        """Return the layer's states, before the final norm, of tokens after the cached units."""
+        """Run the layer on units after the cached ones; return states before the final norm."""
         self.calls += 1
         shape = x.shape[0], x.shape[1]
         return self.forward.run(x.reshape(-1, x.shape[-1]), shape, counts, normed=False)
 
     def logits(self, states: Float[Tensor, "batch some hidden"]) -> Float[Tensor, "batch some V"]:
-        """Return the logits of the tokens after these states, −∞ off the draft's vocabulary."""
+        """Return the logits after these states over the target's vocabulary, −∞ for unscored."""
         rows = self.forward.head(self.forward.norm(states.reshape(-1, states.shape[-1])))
         return self.of_target(rows.view(*states.shape[:2], -1))
 

@@ -1,10 +1,10 @@
-"""An EAGLE-3 head's network, and its folder as the library ``speculators`` writes it.
+"""The network of an EAGLE-3 head, loaded from a folder in the format of ``speculators``.
 
-One Llama layer reads a token's embedding beside a stream. The stream is made of the states that the
-token *before* had in a few layers of the target; for drafted tokens, of which there are none, it is
-the layer's own output before the final norm. The head scores ``draft_vocab_size`` tokens, of which
-``d2t`` says how far each one's id lies behind its number; all others have probability 0. Source:
-EAGLE-3 (Li et al., arXiv 2503.01840).
+One Llama layer reads a token's embedding and a stream. The stream is made of the target's hidden
+states, in a few layers, at the token *before*. Where the token before was drafted there are no such
+states, and the stream is the layer's output before the final norm. The head scores
+``draft_vocab_size`` tokens; token i of these has the target's id i + ``d2t[i]``. All other tokens
+have p = 0. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
 """
 
 import json
@@ -24,7 +24,8 @@ from cactus_theory.decoding.models.recognised import ROTARY
 
 CONFIG, WEIGHTS, KIND = "config.json", "model.safetensors", "speculators_model_type"
 LAYERS, LAYER = "eagle_aux_hidden_state_layer_ids", "transformer_layer_config"
-# options of training, serving and the file itself, and those of the format that are read
+# FREE: options of training, serving and the file, which are ignored; READ and OF_LAYER: known
+# options of the head's configuration and of its layer's
 FREE = set("architectures auto_map dtype torch_dtype transformers_version _name_or_path".split())
 FREE |= set("id2label label2id initializer_range use_cache return_dict pad_token_id".split())
 FREE |= set("bos_token_id eos_token_id embed_requires_grad speculators_version".split())
@@ -34,12 +35,12 @@ SIZES = {"hidden_size", "intermediate_size", "vocab_size", "max_position_embeddi
 SIZES |= {"num_attention_heads", "num_key_value_heads", "head_dim"}
 OF_LAYER = FREE | SIZES | {"model_type", "num_hidden_layers", "hidden_act", "rms_norm_eps"}
 OF_LAYER |= {"rope_parameters", "rope_scaling", "rope_theta", "attention_bias", "mlp_bias"}
-# what each kind of rotary table reads beside its base
+# kind of rotary table → its parameters beside the base
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 YARN = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 YARN += ("original_max_position_embeddings", "truncate")
 OF_ROPE = {"default": (), "linear": ("factor",), "llama3": LLAMA3, "yarn": YARN}
-# rules of what is read, which of it may not be null, and what follows a rule
+# rule for the value of each option, options that may not be null, and a test for each rule
 TRUTH, POSITIVE, SIZE = "true or false", "a positive number", "an integer of at least 1"
 RULES: dict[str, str] = dict.fromkeys(("rms_norm_eps", "rope_theta", *LLAMA3, *YARN), POSITIVE)
 RULES |= dict.fromkeys(("norm_before_residual", "attention_bias", "mlp_bias", "truncate"), TRUTH)
@@ -54,15 +55,15 @@ FOLLOWS: dict[str | None, Callable[[Any], bool]] = {
     "layers": lambda value: type(value) is list and {*map(type, value)} == {int},
 }
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# tensors of the format that are read elsewhere, or not at all: they are of the target
+# tensors of the format beside the head's weights, which are read elsewhere or not at all
 BESIDE = {"t2d", "verifier_norm.weight", "verifier_lm_head.weight"}
 EMBEDDING = "embed_tokens.weight"
 
 
 def holds_head(folder: str | Path) -> bool:
-    """Return whether a folder's configuration is that of a head for another model.
+    """Return whether a folder holds a draft head in the format of speculators.
 
-    ValueError for heads as others than speculators write them.
+    ValueError for heads in other formats.
     """
     try:
         options = dict(json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8")))
@@ -80,14 +81,14 @@ def holds_head(folder: str | Path) -> bool:
 
 
 class Eagle3Head(nn.Module):
-    """The network of an :class:`Eagle3Drafter`: its only layer, maps and norms, on its target.
+    """The network of an :class:`Eagle3Drafter`: one decoder layer with linear maps and norms.
 
     Attributes
     ----------
-    ids : the target's id of each token of the draft, (D,) int64.
-    reads : layers of the target whose states are read, None for those of the format.
-    shares : whether the target's embedding stands in for one of its own.
-    cut : whether its vocabulary is not the target's.
+    ids : the target's id of each token that the head scores, (D,) int64.
+    reads : layers of the target whose states are read, None for the format's default layers.
+    shares : whether the head uses the target's embedding, as its folder has none.
+    cut : whether the head scores only a part of the target's vocabulary.
     """
 
     ids: Tensor
@@ -110,18 +111,18 @@ class Eagle3Head(nn.Module):
         self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
         self.register_buffer("ids", torch.arange(size))
         self.cut = size != self.vocab
-        told = [layer.norm_before_residual, *(self.reads or ())]  # for who compares states
+        told = [layer.norm_before_residual, *(self.reads or ())]  # for fingerprints of state dicts
         self.register_buffer("settings", torch.tensor(told, dtype=torch.int64, device="cpu"))
 
     @classmethod
     def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
-        """Return the head in a folder, ready for inference; None is the dtype it is stored in.
+        """Return the head in a folder, ready for inference; ``dtype`` None keeps the stored dtype.
 
         Raises
         ------
         ValueError
-            Files that are missing or cannot be read, an option that is not followed, tensors that
-            are missing, unknown or of another shape, ids outside the target's vocabulary.
+            Files that are missing or unreadable, an unsupported option, tensors that are missing,
+            unknown or of a wrong shape, ids outside the target's vocabulary.
         ModuleNotFoundError
             transformers or safetensors are not installed (extra llm).
         """
@@ -130,7 +131,7 @@ class Eagle3Head(nn.Module):
             options = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))
             config = _layer_config(options)
             weights = library.load_file(Path(folder) / WEIGHTS)
-            with torch.device("meta"):  # no memory is taken for weights that are only claimed
+            with torch.device("meta"):  # no memory for weights that the file lacks
                 head = cls(config, options, shares=EMBEDDING not in weights)
             offsets = weights.pop("d2t", None)
             head._fill(weights, dtype)
@@ -138,14 +139,14 @@ class Eagle3Head(nn.Module):
             rotary = head.core.model.rotary_emb
             head.core.model.rotary_emb = type(rotary)(config)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
-            last = str(error).rpartition("\n")[2].strip()  # what others' errors say above is where
+            last = str(error).rpartition("\n")[2].strip()  # the last line has the reason
             raise ValueError(
                 f"draft: must be a head that speculators wrote; {last} in {str(folder)!r}"
             ) from error
         return head.eval().requires_grad_(False)
 
     def of_target(self, rows: Float[Tensor, "*rows draft"]) -> Float[Tensor, "*rows V"]:
-        """Return rows of logits over the target's vocabulary, −∞ where the draft's has no token."""
+        """Return rows of logits over the target's vocabulary, −∞ for tokens the head lacks."""
         if not self.cut:
             return rows
         whole = rows.new_full((*rows.shape[:-1], self.vocab), -torch.inf)
@@ -155,7 +156,7 @@ class Eagle3Head(nn.Module):
         filled = {"ids": self.ids, "settings": self.settings}
         for name, own in self.state_dict().items():
             stored = name.removeprefix("core.").removeprefix("model.")
-            if stored == EMBEDDING and self.shares:  # never read, but for its dtype
+            if stored == EMBEDDING and self.shares:  # only its dtype is read
                 filled[name] = filled["fc.weight"].new_zeros(own.shape)
             elif name not in filled:
                 if stored not in weights:
@@ -176,9 +177,9 @@ class Eagle3Head(nn.Module):
 
 
 def _layer_config(options: Any) -> Any:
-    """Return the configuration of the head's layer; ValueError for an option not followed.
+    """Return the configuration of the head's layer; ValueError for an unsupported option.
 
-    An option that is not read may say no, or what the library takes it for where it is missing.
+    An unknown option is allowed if its value is false, empty or transformers' default.
     """
     library = check.optional_module("transformers", "llm")
     acts = check.optional_module("transformers.activations", "llm").ACT2FN
@@ -216,7 +217,7 @@ def _layer_config(options: Any) -> Any:
                 fits = FOLLOWS[rule](value)
             if not fits and not name.startswith("base_model_"):
                 raise ValueError(f"{name}: must be {rule}; got {value!r}")
-    # padding is not read: an id beyond the vocabulary does no harm
+    # the padding id is not used, and may lie beyond the vocabulary
     return library.LlamaConfig(**layer | {"pad_token_id": None})
 
 
@@ -227,7 +228,7 @@ def _table(options: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _ids(offsets: Tensor | None, marked: Tensor | None, head: Eagle3Head) -> Int[Tensor, "draft"]:
-    """Return the target's ids of the draft's tokens, from how far each lies behind its number."""
+    """Return the target's ids of the head's tokens: token i has id i + ``offsets[i]``."""
     size, vocab = len(head.core.lm_head.weight), head.vocab
     if offsets is None and size != vocab:
         raise ValueError("d2t is not there")

@@ -1,4 +1,8 @@
-"""The interface of drafters: begin a decode, propose tokens, learn which were accepted."""
+"""The interface of drafters: begin a decode, propose tokens, update after a verified round.
+
+A :class:`Drafter` holds options; its :class:`Drafting` holds the state of one decode. The host loop
+calls both; :class:`SampledDrafting` helps drafters that draw tokens from logits.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,16 +23,16 @@ from cactus_theory.verify.draw import pick
 
 @dataclass(frozen=True)
 class DraftContext:
-    """The settings of one decode that a drafter needs.
+    """The parts of one decode that a drafter may use.
 
-    ``width`` is the largest number of tokens of a path ever asked for at once; ``fast_forward``
-    is how models run, see :func:`cactus_theory.generate`. ``beside`` is how many tokens will be
-    asked for beside each token of a deterministic path (:meth:`Drafting.others`). ``features`` is
-    the target with its cache, None where a drafter is tried while no target decodes:
-    ``features.hidden`` has the states of the layers that the drafter asked for
-    (:meth:`Drafter.reads`), of ``features.lengths`` tokens of each text. The pass that verified a
-    round has written there, and states of tokens that were not accepted are gone: before the first
-    round there are none, afterwards those of all tokens of a text but the last.
+    ``width`` is the most tokens of a path in one call of :meth:`Drafting.propose`. ``fast_forward``
+    is as in :func:`cactus_theory.generate`. ``beside`` is the number of further tokens per place of
+    a deterministic path that :meth:`Drafting.others` must return. ``features`` is the target with
+    its cache, or None if a drafter is tried without a target. ``features.hidden`` returns hidden
+    states of the layers in :meth:`Drafter.reads`, for the first ``features.lengths`` tokens of each
+    text. The target's verifying pass writes these states, and states of rejected tokens are
+    dropped. So before the first round there are no states; afterwards there are states of all
+    tokens of a text but the last.
     """
 
     target_model: Any
@@ -42,45 +46,46 @@ class DraftContext:
 
 
 class Drafting(ABC):
-    """A drafter at work on one decode.
+    """The state of a drafter in one decode.
 
     Attributes
     ----------
-    calls : forward passes of a draft model so far.
+    calls : number of forward passes of a draft model so far.
     """
 
     calls: int = 0
 
     @abstractmethod
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft paths of up to ``wanted[b]`` tokens after the settled text of row b.
+        """Draft a path of up to ``wanted[b]`` tokens after the settled tokens of row b.
 
-        Writes them into the texts' buffer. ``coins`` are uniform on [0, 1), one a sampled token,
-        in their order. The draft is the loop's until the next call: nothing in it may be written
-        to before.
+        The drafted tokens are also written into the texts' buffer. ``coins`` are uniform random
+        numbers of [0, 1), one for each sampled token, in the order of the tokens. The loop reads
+        the draft until the next call, so that a drafter must not write to its tensors before.
         """
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order (no row moves to a later place)."""
+        """Keep the state of these rows, in this order (no row moves to a later place)."""
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return up to ``most`` other tokens for each place of each row's deterministic path.
+        """Return up to ``most`` alternatives to each token of each row's deterministic path.
 
-        The likeliest first, given the text and the path above alone, −1 for none; the token itself
-        may stand among one more. By default none.
+        Alternatives depend on the text and the path before the token only; the likeliest is first.
+        −1 stands for none. If the path's token is in the list, the list may be longer by one.
+        By default there are no alternatives.
         """
         return [[[] for _ in path] for path in paths]
 
     def settle(self) -> None:  # noqa: B027  most drafters keep no state of their own
-        """Update the drafter's state after tokens have become part of the texts."""
+        """Update the drafter's state after a round's tokens have been appended to the texts."""
 
 
 class SampledDrafting(Drafting):
-    """Rows (B, K, V) of one round in memory that is taken once, and the tokens drawn from them.
+    """Base of drafters that draw tokens from logits: draft rows (B, K, V) and drawn tokens.
 
-    Where it is ``deterministic`` the likeliest token is taken and there are no rows. ``likeliest``
-    holds by place the likeliest tokens (B, m), kept where others beside the path are asked for.
+    The rows' memory is allocated once. If ``deterministic``, the likeliest token is drafted and no
+    rows are kept. ``likeliest`` has for each place the likeliest tokens (B, m), if ``beside`` > 0.
     """
 
     def __init__(self, setting: DraftContext, greedy: bool) -> None:
@@ -97,9 +102,9 @@ class SampledDrafting(Drafting):
         draft_lengths: Sequence[int],
         coin: Tensor,
     ) -> Int[Tensor, "batch"]:
-        """Write drafted token number ``offset`` of every row, and its law; return it.
+        """Draw drafted token number ``offset`` of every row; write token and row p; return it.
 
-        The logits are written over. Entries of rows that draft no more tokens are arbitrary.
+        The logits are overwritten. Tokens of rows that draft no more are arbitrary.
         """
         if self.deterministic:
             scores = self.warp.scores(logits, self.texts, offset, draft_lengths)[:, 0]
@@ -108,19 +113,19 @@ class SampledDrafting(Drafting):
                 self.likeliest[offset] = best(scores, self.beside + 1, -torch.inf)
         else:
             token = pick(self.law(logits, offset, draft_lengths), coin)
-            token.clamp_(min=0)  # a row without a law is found where it verifies
+            token.clamp_(min=0)  # −1 from a row that is no distribution: verification raises
         self.texts.propose(offset, token)
         return token
 
     def law(
         self, logits: Float[Tensor, "batch 1 vocab"], offset: int, draft_lengths: Sequence[int]
     ) -> Float[Tensor, "batch vocab"]:
-        """Write the law of what follows the first ``offset`` drafted tokens; return it."""
+        """Write and return the draft's rows of drafted token number ``offset``."""
         out = self.memory(logits)[:, offset : offset + 1]
         return self.warp(logits, self.texts, offset, draft_lengths, out=out)[:, 0]
 
     def memory(self, logits: Tensor) -> Tensor:
-        """Return room for the rows of one round, taken once."""
+        """Return the memory for the rows of one round, allocated at the first call."""
         if self.probs is None:
             half = logits.dtype in (torch.float16, torch.bfloat16)
             shape = (logits.shape[0], self.width, logits.shape[-1])
@@ -128,11 +133,11 @@ class SampledDrafting(Drafting):
         return self.probs
 
     def rows(self, drafted: int) -> Float[Tensor, "batch some vocab"] | None:
-        """Return the rows of ``drafted`` tokens."""
+        """Return the rows of the first ``drafted`` tokens; None for deterministic drafts."""
         return None if self.probs is None else self.probs[:, :drafted]
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return the likeliest tokens of the rows that deterministic ones are of."""
+        """Return the likeliest tokens at each place, of the logits that gave the path's token."""
         places = range(max(map(len, paths)))
         return torch.stack([self.likeliest[place] for place in places], 1).tolist()
 
@@ -142,7 +147,7 @@ class SampledDrafting(Drafting):
 
 
 class Drafter(ABC):
-    """A way to guess the next tokens. Subclasses hold options and no state of a decode.
+    """Base class of drafters, which guess the next tokens; subclasses hold options, no state.
 
     Examples
     --------
@@ -153,21 +158,24 @@ class Drafter(ABC):
 
     @abstractmethod
     def begin(self, setting: DraftContext) -> Drafting:
-        """Return this drafter at work on one decode."""
+        """Return the drafter's state for one decode."""
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a target it cannot draft for; return models whose limits must be kept."""
+        """Raise for a target that the drafter cannot serve; return further models to check.
+
+        The models come by the name of their argument, such as ``draft_model``.
+        """
         return {}
 
     def nodes(self, depth: int) -> int:
-        """Return the most tokens of a draft whose paths have ``depth``; as many in a chain."""
+        """Return the most nodes of a draft with paths of ``depth`` tokens: as many for a chain."""
         return depth
 
     def reads(self, target_model: Any) -> Sequence[int]:
-        """Return the layers of the target whose hidden states it asks for; none by default.
+        """Return the layers of the target whose hidden states the drafter reads; none by default.
 
-        0 are the embeddings, i the states after layer i, and the number of layers those that the
-        head reads, as in ``output_hidden_states`` of the library.
+        Numbers are as in transformers' ``output_hidden_states``: 0 for the embeddings, i for the
+        states after layer i, and the number of layers for the states that the LM head reads.
         """
         return ()
 
@@ -179,23 +187,23 @@ def nothing(texts: Texts) -> Draft:
 
 
 def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
-    """Return the parent of each fed token among the fed ones; None for chains.
+    """Return the index of each fed token's parent among the row's fed tokens; None for chains.
 
-    Of ``counts[b]`` fed tokens of row b the last ones are the draft's.
+    The last of the ``counts[b]`` fed tokens of row b are the drafted tokens.
     """
     if draft.parents is None:
         return None
     fed = max(counts)
     parents = torch.arange(-1, fed - 1, device=draft.parents.device).repeat(len(counts), 1)
     for row, (count, drafted) in enumerate(zip(counts, draft.lengths, strict=True)):
-        first = count - drafted  # the settled tokens that are fed along
+        first = count - drafted  # number of settled tokens that are fed before the draft
         follows = draft.parents[row, :drafted]
         parents[row, first:count] = torch.where(follows >= 0, follows + first, first - 1)
     return parents
 
 
 def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
-    """Return a deterministic draft (no rows) of these tokens, written after the texts."""
+    """Return a deterministic draft (without rows) of these tokens, also written to the buffer."""
     counts = [len(ids) for ids in drafts]
     width = max(counts)
     if not width:
@@ -207,6 +215,6 @@ def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
 
 
 def best(rows: Float[Tensor, "*batch vocab"], m: int, least: float) -> Int[Tensor, "*batch m"]:
-    """Return the ``m`` largest tokens of each row, −1 for those not above ``least``."""
+    """Return the tokens of the ``m`` largest values of each row, −1 for values ≤ ``least``."""
     largest = rows.topk(min(m, rows.shape[-1]))
     return torch.where(largest.values > least, largest.indices, -1)

@@ -1,20 +1,19 @@
-r"""Draft with a smaller causal LM of the same vocabulary, and stop where it is unsure.
+r"""Draft with a smaller causal LM of the same vocabulary, and stop where the model is unsure.
 
-With ``stop`` a row drafts no further where its tokens so far will probably not all be accepted.
-
-Verification ends at the first rejection, so a token drafted after a doubtful one is mostly wasted.
-With φ̂(p) the expected acceptance of a token that was drafted with probability p, a row goes on
-after its tokens d_1..d_j iff
+Verification ends at the first rejection, so that tokens drafted after a doubtful token are mostly
+wasted. With ``stop``, a text's draft ends where its tokens will probably not all be accepted. Let
+φ̂(p) be the expected acceptance of a token that was drafted with probability p. The draft goes on
+after tokens d_1..d_j iff
 
 .. math:: \prod_{i \le j} \hat φ(p_i(d_i)) \ge threshold
 
-All of d_1..d_j are submitted, the one that ended the draft too: whether d_{j+1} is drafted depends
-on tokens before it only, so verification stays as lossless as it was (THEORY.md, Theorem 12).
-Withdrawing d_j for its own value would not be: with q = (0.5, 0.5) and p = (0.8, 0.2), dropping
-what has p(d) < 0.3 emits (0.6, 0.4).
+The rule is a heuristic in φ̂, but the emitted law does not depend on it: all of d_1..d_j are
+verified, including d_j, and whether d_{j+1} is drafted depends on earlier tokens only (THEORY.md,
+Theorem 12). Dropping d_j because of p(d_j) would change the law: with q = (0.5, 0.5) and
+p = (0.8, 0.2), dropping drafted tokens with p(d) < 0.3 emits (0.6, 0.4).
 
-At least one token is drafted, at most K. Deterministic drafts (greedy ones,
-n-grams, anything at temperature 0) say nothing by p(d) = 1 and are not stopped.
+At least one token is drafted, at most K. Deterministic drafts (greedy decoding, n-grams, all drafts
+at temperature 0) have p(d) = 1, which tells nothing, and are not stopped.
 """
 
 from collections.abc import Sequence
@@ -40,21 +39,22 @@ from cactus_theory.verify.draft import Draft
 
 # Lossless acceptance at temperature 1 as a function of p(d), linear between measurements of two
 # small trained pairs (3,000 and 1,500 verified rows, standard errors 0.01 to 0.04). Fitting it to
-# a pair and a policy gave 0.09 % more tokens at equal cost (mean of 20 settings), so it is fixed.
+# one pair and policy gave 0.09 % more tokens at equal cost (mean of 20 settings), so it is fixed.
 PLACES = (0.0, 0.02, 0.25, 0.5, 1.0)
 ACCEPTANCE = (0.45, 0.55, 0.63, 0.74, 0.98)
 
 
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """Draft with ``model``, token by token, under the target's temperature and processors.
+    """Draft with a causal LM, token by token, under the target's temperature and processors.
 
-    ``greedy`` takes its likeliest token instead of a sampled one; its drafts are then
-    deterministic, that is, verified as one-hot rows. ``stop`` ends a row's draft early where its
-    tokens will probably not all be accepted: below this expected share, a threshold in [0, 1].
+    With ``greedy`` the likeliest token is drafted instead of a sampled token, and drafts are
+    deterministic, that is, verified as one-hot rows. ``stop``, a threshold in [0, 1], ends a text's
+    draft early, where the estimated probability that all its tokens are accepted is below ``stop``.
 
-    The model's vocabulary may be padded to another size: a token that it lacks has probability 0,
-    and one that the target lacks is cut. It stops drafting where its positions end.
+    The model's vocabulary may be padded to a different size than the target's: tokens that the
+    model lacks have p = 0, and tokens that the target lacks are cut. Drafting stops where the
+    model's positions end.
 
     Examples
     --------
@@ -80,13 +80,13 @@ class ModelDrafter(Drafter):
 
 
 def check_stop(stop: float | None) -> None:
-    """Raise unless ``stop`` is None or a threshold in [0, 1]; 0 never stops."""
+    """Raise unless ``stop`` is None or a threshold in [0, 1]; a draft never stops early at 0."""
     if stop is not None:
         check.number("stop", stop, 0, 1)
 
 
 class ModelDrafting(SampledDrafting):
-    """A draft model with its cache, which lacks the tokens it has not been fed yet."""
+    """State of a draft model in one decode: its cache, which may lag behind the texts."""
 
     def __init__(
         self, setting: DraftContext, model: Any, greedy: bool, stop: float | None = None
@@ -98,7 +98,7 @@ class ModelDrafting(SampledDrafting):
             model,
             self.positions,
             self.texts.batch,
-            slack=1,  # tokens of a pass that the text does not keep
+            slack=1,  # a pass may feed one token more than the text keeps
             fast_forward=setting.fast_forward,
             drafts=True,
         )
@@ -118,11 +118,10 @@ class ModelDrafting(SampledDrafting):
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def _shorten(self, lengths: list[int], drafted: int, token: Int[Tensor, "batch"]) -> None:
-        """End rows at token number ``drafted`` (from 1) whose tokens will probably not all do.
+        """End the draft of rows at token ``drafted`` (from 1) by the rule of ``stop``.
 
-        One number a row is read in one transfer. On CUDA that waits for the device, once a
-        drafted token: no step can be saved without knowing that it is not needed. Entries of
-        rows that have stopped are arbitrary and not looked at.
+        One number per row is read from the device in one transfer. On CUDA the host waits for each
+        drafted token: without the number no step can be saved. Rows that have stopped are skipped.
         """
         assert self.probs is not None and self.stop is not None
         p = self.probs[:, drafted - 1].gather(1, token[:, None])[:, 0]
@@ -143,9 +142,9 @@ class ModelDrafting(SampledDrafting):
         return self.draw(logits, offset, draft_lengths, coin)
 
     def _feed(self, ids: Tensor, counts: Sequence[int]) -> Float[Tensor, "batch 1 vocab"]:
-        """Return the logits after the last fed tokens, one for each token of the target."""
+        """Return the logits after the last fed tokens, over the target's vocabulary."""
         target, own = self.sizes
-        if own < target:  # whatever stands for a token that it has not: no draft is lossy
+        if own < target:  # any id may stand for a missing token: drafts do not change the law
             ids = ids.clamp(max=own - 1)
         logits = self.model.feed(ids, counts, [1] * len(counts))
         self.calls = self.model.calls
@@ -156,6 +155,6 @@ class ModelDrafting(SampledDrafting):
         self.model.keep(rows)
 
     def settle(self) -> None:
-        """Roll back what was drafted and not accepted, and the last token, which is fed next."""
+        """Roll the cache back to the settled tokens but the last, which the next round feeds."""
         for row, cached in enumerate(self.model.lengths):
             self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))

@@ -1,4 +1,4 @@
-"""Draft by looking up what followed the last tokens earlier in the same text."""
+"""Draft without a model: look up the tokens that followed the text's last n tokens earlier."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ from cactus_theory.decoding.drafters.interface import DraftContext, Drafter, Dra
 from cactus_theory.decoding.text import Texts
 from cactus_theory.verify.draft import Draft
 
-# n tokens → {each token that followed them, the latest one last: its position}
+# n tokens → {token that followed them: position of the token}, the latest token last
 Table = dict[tuple[int, ...], dict[int, int]]
 
 
 @dataclass(frozen=True)
 class NGram(Drafter):
-    """Repeat what followed the latest earlier occurrence of the last tokens (prompt lookup).
+    """Draft the tokens that followed the latest earlier occurrence of the last tokens.
 
-    The longest match of ``longest`` down to ``shortest`` tokens wins. Deterministic of its tokens;
-    drafts nothing where nothing matches. Costs no forward pass.
+    This is prompt lookup. Matches of ``longest`` tokens are tried first, then shorter matches down
+    to ``shortest`` tokens; without a match nothing is drafted. Drafts are deterministic and cost no
+    forward pass.
 
     Raises
     ------
@@ -47,7 +48,7 @@ class NGram(Drafter):
 
 
 class NGramDrafting(Drafting):
-    """For every row, what followed each sequence of n tokens before the end of the text."""
+    """State of n-gram drafting: for every row a table from n tokens to the tokens after them."""
 
     def __init__(self, texts: Texts, sizes: range) -> None:
         self.texts, self.sizes = texts, sizes
@@ -55,7 +56,7 @@ class NGramDrafting(Drafting):
         self.indexed = [0] * texts.batch
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Copy up to ``wanted[b]`` tokens from after the match."""
+        """Draft up to ``wanted[b]`` tokens for each row, copied from behind the match."""
         return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -63,7 +64,7 @@ class NGramDrafting(Drafting):
         self.indexed = [self.indexed[row] for row in rows]
 
     def look_up(self, row: int, count: int) -> list[int]:
-        """Return up to ``wanted`` tokens for a row."""
+        """Return up to ``count`` tokens that followed the longest match in a row."""
         ids = self.texts.rows[row].ids
         self._index(row, ids)
         for size in self.sizes:
@@ -74,7 +75,7 @@ class NGramDrafting(Drafting):
         return []
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return other tokens that followed earlier: longest match first, the latest of each."""
+        """Return further tokens that followed: of longer matches first, then the latest first."""
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:

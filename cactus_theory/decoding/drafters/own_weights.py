@@ -1,4 +1,4 @@
-"""Draft with the target's own weights: its first layers, without some, or all in four bits."""
+"""Draft with the target's weights: its first layers, all but some layers, or 4-bit weights."""
 
 import copy
 from collections.abc import Collection
@@ -17,14 +17,17 @@ from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.models.cache_check import INSTEAD
 from cactus_theory.decoding.models.recognised import replaced
 
-# weights in four bits that share a scale, and the largest whole number of times that they are of it
+# number of 4-bit weights that share a scale, and the largest multiple of the scale
 GROUP, LARGEST = 32, 7
 FLOATING = "target_model: linear layers must hold floating-point weights that are not packed"
 
 
 @dataclass(frozen=True)
 class OwnWeights(Drafter):
-    """A model made of the target's weights; ``greedy`` and ``stop`` are those of ModelDrafter."""
+    """Base of drafters that draft with a model made of the target's weights.
+
+    ``greedy`` and ``stop`` are as in :class:`ModelDrafter`.
+    """
 
     greedy: bool = field(default=False, kw_only=True)
     stop: float | None = field(default=None, kw_only=True)
@@ -33,7 +36,7 @@ class OwnWeights(Drafter):
         check_stop(self.stop)
 
     def of(self, target_model: Any) -> Any:
-        """Return the model that drafts for a target; ValueError for a target that has none."""
+        """Return the draft model of a target; ValueError for a target without one."""
         raise NotImplementedError
 
     def begin(self, setting: DraftContext) -> Drafting:
@@ -52,15 +55,15 @@ class OwnWeights(Drafter):
 
 @dataclass(frozen=True)
 class EarlyExit(OwnWeights):
-    """Draft with the first ``layers`` layers of the target, its final norm and its head.
+    """Draft with the first ``layers`` layers of the target, its final norm and its LM head.
 
-    Needs no second model; drafts well only if the target was trained to exit early.
-    ``greedy`` and ``stop`` are those of :class:`ModelDrafter`.
+    No second model is needed; drafts are good only if the target was trained to exit early.
+    ``greedy`` and ``stop`` are as in :class:`ModelDrafter`.
 
     Raises
     ------
     ValueError
-        When decoding begins: a target whose layers are no list, or fewer than ``layers``.
+        When decoding begins: a target without a list of layers, or without more than ``layers``.
 
     Examples
     --------
@@ -85,9 +88,10 @@ class EarlyExit(OwnWeights):
 
 @dataclass(frozen=True)
 class SkipLayers(EarlyExit):
-    """Draft with the target without ``layers`` of its n layers: slow, to measure laws with.
+    """Draft with the target without ``layers`` of its n layers: slow, for measuring emitted laws.
 
-    Those at i n / (layers + 1), rounded down, for i = 1, 2, …: neither the first nor the last.
+    Layers i n / (layers + 1), rounded down, for i = 1, 2, … are left out; the first and the last
+    layer stay.
 
     Examples
     --------
@@ -104,10 +108,11 @@ class SkipLayers(EarlyExit):
 
 @dataclass(frozen=True)
 class FourBit(OwnWeights):
-    """Draft with the target in four bits: slow, to measure laws with.
+    """Draft with the target's weights rounded to four bits: slow, for measuring emitted laws.
 
-    In a copy all linear weights but the head's are rounded to −7 … 7 times a scale, one for 32
-    inputs of an output. It is made once for a target, and not again where weights change.
+    In a copy of the target all linear weights except the head's are rounded to −7 … 7 times a
+    scale; 32 inputs of an output share a scale. The copy is made once per target, and does not
+    follow later changes of the target's weights.
 
     Raises
     ------
@@ -132,7 +137,7 @@ class FourBit(OwnWeights):
 
 
 def _count(model: Any) -> int:
-    """Return the number of a causal LM's layers, which it can run without some of."""
+    """Return a causal LM's number of layers; ValueError if layers cannot be left out."""
     stack = getattr(getattr(model, "model", None), "layers", None)
     if not isinstance(stack, nn.ModuleList):
         raise ValueError(
@@ -160,7 +165,10 @@ def _without(model: Any, left_out: Collection[int]) -> Any:
 
 
 def _at(layer: Any, place: int) -> Any:
-    """Return a layer whose parts know their place in the cache; itself where they do."""
+    """Return a layer with ``layer_idx`` set to ``place`` in all parts, copied only if needed.
+
+    Without this the layers after a gap would write to cache layers that do not exist.
+    """
     moved = {name: _at(part, place) for name, part in layer.named_children()}
     if getattr(layer, "layer_idx", place) == place and moved == dict(layer.named_children()):
         return layer
@@ -172,10 +180,10 @@ def _at(layer: Any, place: int) -> Any:
 
 
 def _shallow(module: Any) -> Any:
-    """Return a module of the same class with the same children in a table of its own."""
+    """Return a copy of a module that shares its children, but not the table of children."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
-    twin.__dict__.pop("forward", None)  # of its class, bound to the other one
+    twin.__dict__.pop("forward", None)  # an attribute ``forward`` is bound to the original module
     return twin
 
 
@@ -184,7 +192,8 @@ def _in_four_bits(model: Any) -> Any:
     head, names = model.get_output_embeddings(), []
     for name, part in model.named_modules():
         inside = [inner for inner in part.children() if hasattr(inner, "in_features")]
-        if part is head or inside or not hasattr(part, "in_features"):  # an adapter wraps another
+        # an adapter has a linear layer inside, which comes by itself
+        if part is head or inside or not hasattr(part, "in_features"):
             continue
         names.append(name)
         weight = getattr(part, "weight", None)

@@ -1,4 +1,4 @@
-"""Draft a path, and beside each of its tokens the likeliest others: one may replace a rejection."""
+"""Draft a path, and at each place further likely tokens, one of which may replace a rejection."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,25 +15,25 @@ from cactus_theory.verify.draft import Draft
 
 @dataclass(frozen=True)
 class Siblings(Drafter):
-    """Draft with ``drafter``, and at each place of its path ``m`` tokens beside it.
+    """Draft a path with ``drafter``, and at each place of the path ``m`` sibling tokens.
 
-    Those are the likeliest of the row that the path's token is drawn from (of NGram: what else
-    followed earlier), so that they are fixed before it is drawn. A drawn token that is among them
-    is one node. Where the verifier ``tree`` replaces a rejected token by one of them, the round
-    goes on for one more token (THEORY.md, Theorem 22). K is the length of the path; a pass of the
-    target has up to K (m + 1) + 1 tokens.
+    Siblings are the likeliest tokens of the row that the path's token is drawn from (of NGram:
+    further tokens that followed earlier). They are fixed before the path's token is drawn; a path's
+    token among the siblings is one node. If the verifier ``tree`` replaces a rejected token by a
+    sibling, the round goes on for one more token (THEORY.md, Theorem 22). K is the length of the
+    path; a target call has up to K (m + 1) + 1 tokens.
 
-    With ``deterministic`` the verifier is told of the m tokens, and the policy's row h is the best
-    for accepting one token (Theorem 21). But after a token that replaces a refused one at most one
-    more comes in this round, while after an accepted token the whole path goes on. So the row h for
-    the path alone, the default, gives more tokens a call at the same KL.
+    With ``deterministic`` the m tokens are declared to the verifier, and the policy's row h is the
+    best for accepting one token (Theorem 21). The default does not declare them: h is the row for
+    the path alone. The default gives more tokens per target call at the same KL, because the whole
+    path can go on after an accepted path token, but at most one token follows a sibling.
 
     Raises
     ------
     ValueError
-        m that is no whole number of at least 0; a drafter of trees.
+        An m that is no whole number of at least 0; a drafter of trees.
     TypeError
-        What is no drafter.
+        A ``drafter`` that is no Drafter.
 
     Examples
     --------
@@ -69,7 +69,7 @@ class Siblings(Drafter):
 
 
 class SiblingsDrafting(Drafting):
-    """Drafts a path and adds, at each of its places, up to ``m`` other tokens."""
+    """State of a drafter with siblings: drafts a path, then adds up to ``m`` tokens per place."""
 
     def __init__(
         self, setting: DraftContext, drafter: Drafter, m: int, deterministic: bool
@@ -80,7 +80,7 @@ class SiblingsDrafting(Drafting):
         self.before: list[int] = []
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Return a draft whose first tokens are the path, the others after them."""
+        """Draft the path and its siblings; in a row the path's tokens come first."""
         trunk = self.inner.propose(wanted, coins)
         self.calls = self.inner.calls
         paths = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
@@ -99,9 +99,10 @@ class SiblingsDrafting(Drafting):
         self.inner.keep(rows)
 
     def settle(self) -> None:
-        """Let the drafter of the path see each text up to the first token it did not draft.
+        """Settle the path's drafter, with each text cut after the first token not on the path.
 
-        It takes what is settled for its path and one token more, and reads the rest later.
+        The path's drafter has cached its path only, and expects a settled text to be a part of the
+        path and one token more. It reads the remaining tokens in the next round.
         """
         shown = zip(self.texts.rows, self.paths, self.before, strict=False)
         for text, path, start in shown:
@@ -112,16 +113,17 @@ class SiblingsDrafting(Drafting):
         self.inner.settle()
         for text in self.texts.rows:
             text.length = len(text.ids)
-        self.paths, self.before = [], []  # a round may draft nothing
+        self.paths, self.before = [], []  # the next round may draft nothing
 
 
 def with_siblings(
     trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, deterministic: bool = True
 ) -> Draft:
-    """Return paths with up to ``m`` of the fixed tokens of each place, of ids that are no −1.
+    """Return the paths of ``trunk`` with up to ``m`` of the ``fixed`` tokens at each place.
 
-    The first tokens of a row are its path, whose nodes have the rows of ``trunk``; a token of it
-    may be fixed, too, and is one node. ``deterministic`` declares what is fixed.
+    The first tokens of a row are the path, whose nodes have the rows of ``trunk``. A path's token
+    that is also fixed is one node; ids of −1 are skipped. With ``deterministic`` the fixed tokens
+    are declared to the verifier.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):

@@ -1,4 +1,4 @@
-"""Causal LMs that decode: the library's forward pass, a fast Llama-like one, one ragged cache."""
+"""Causal LMs with a ragged cache: transformers' forward pass, and a fast pass for Llama-likes."""
 
 from cactus_theory.decoding.models.cache import text_config as text_config
 from cactus_theory.decoding.models.model_with_cache import CachedModel as CachedModel

@@ -1,8 +1,9 @@
-"""Keys and values of a batch in memory that is allocated once, with a length per row.
+"""A ragged cache: keys and values of a batch in memory allocated once, with a length per row.
 
-Every layer has room for ``capacity`` positions a row at an address that never changes. Entries
-after a row's length are never read and are overwritten by the next forward pass, so a rollback
-is one assignment. Fed tokens have a slot, a position, and slots that they attend to.
+Every layer has room for ``capacity`` positions per row at an address that never changes. Entries
+after a row's length are never read, and the next forward pass overwrites them, so that a rollback
+is one assignment. A fed token has a slot (its index in the memory), a position, and a set of slots
+that it attends to.
 """
 
 from collections.abc import Sequence
@@ -15,17 +16,17 @@ from torch import Tensor
 
 ATTENTION_LAYERS = ("full_attention", "sliding_attention")
 LAYER_COUNTS = ("num_hidden_layers", "decoder_layers", "num_decoder_layers")
-# a number for each token that is fed to each row
+# one integer for each fed token of each row
 Fed = Int[Tensor, "batch new"]
 
 
 class RaggedCache:
     """Keys and values of every layer, (B, capacity + 1, heads, width) each.
 
-    The slot after the last position takes what a forward pass computes for padding. ``lengths``
-    are the cached positions of each row, which only the cache's methods write to; ``hidden``, by
-    layer that somebody reads, hidden states (B, capacity + 1, hidden), which are rolled back and
-    moved with the keys. Tensors are None until the first states tell their shape.
+    The slot after the last position takes the states of padding. ``lengths`` are the numbers of
+    cached positions of each row; only methods of the cache change them. ``hidden`` has hidden
+    states (B, capacity + 1, hidden) for each layer that a drafter reads; they are rolled back and
+    moved with the keys. Tensors are None until the first states arrive, which give the shape.
     """
 
     def __init__(self, layers: int, batch: int, capacity: int) -> None:
@@ -38,9 +39,9 @@ class RaggedCache:
     def take(
         self, layer: int, heads: int, widths: tuple[int, int], like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return the memory of a layer's keys and values, taken at the first call.
+        """Return the memory of a layer's keys and values, allocated at the first call.
 
-        It starts as zeros: masked positions still enter a sum, with weight 0.
+        The memory starts as zeros: masked positions enter sums with weight 0, and NaN would stay.
         """
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
@@ -50,7 +51,7 @@ class RaggedCache:
         return keys, values
 
     def record(self, layer: int, at: Any, states: Float[Tensor, "batch new hidden"]) -> None:
-        """Write hidden states of fed tokens at their slots, which are those of their keys."""
+        """Write hidden states of fed tokens at the slots of the tokens' keys."""
         memory = self.hidden[layer]
         if memory is None:
             room = self.batch, self.capacity + 1, states.shape[-1]
@@ -58,7 +59,7 @@ class RaggedCache:
         memory[at] = states
 
     def extend(self, counts: Sequence[int]) -> None:
-        """Take up tokens whose keys and values have been written, ``counts[b]`` of row b."""
+        """Add ``counts[b]`` fed tokens to the length of row b, after their states were written."""
         self.lengths[:] = map(int.__add__, self.lengths, counts)
 
     def rollback(self, row: int, length: int) -> None:
@@ -68,10 +69,10 @@ class RaggedCache:
         self.lengths[row] = length
 
     def select(self, row: int, length: int, path: Sequence[int]) -> None:
-        """Keep the first ``length`` positions of a row, then ``length + i`` for i in ``path``.
+        """Keep the first ``length`` positions of a row, and ``length + i`` for each i in ``path``.
 
-        After a tree was fed at ``length``, ``path`` holds the fed indices from a root down,
-        ascending. States move so that they are contiguous; a path 0, 1, 2, … copies nothing.
+        Use after feeding a tree at ``length``: ``path`` are the ascending fed indices from a root
+        down. States move to be contiguous; a path 0, 1, 2, … copies nothing.
         """
         cached = self.lengths[row]
         if not 0 <= length <= cached:
@@ -89,8 +90,7 @@ class RaggedCache:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order; a row that changes its place is copied.
 
-        Rows must be given so that none is overwritten before it is copied:
-        ``rows[place] >= place``.
+        ``rows[place] >= place`` must hold, so that no row is overwritten before it is copied.
         """
         self.keys[:] = [self._kept(states, rows) for states in self.keys]
         self.values[:] = [self._kept(states, rows) for states in self.values]
@@ -108,10 +108,10 @@ class RaggedCache:
 
 
 def allocate(model: Any, batch: int, capacity: int) -> RaggedCache:
-    """Return a cache for a causal LM, (B, capacity) positions.
+    """Return a cache for a causal LM, with (B, capacity) positions.
 
-    Raises ValueError for layers whose state cannot be rolled back: other than full or
-    sliding-window attention.
+    Raises ValueError for layers other than full or sliding-window attention, as the state of other
+    layers cannot be rolled back.
     """
     config = text_config(model)
     for kind in getattr(config, "layer_types", None) or ():
@@ -138,14 +138,14 @@ def text_config(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sight:
-    """The attention mask of the fed tokens of a batch."""
+    """Positions and attention mask of the fed tokens of a batch."""
 
-    positions: Fed  # number of cached tokens and fed ancestors before each
-    key_positions: Int[Tensor, "batch end"] | None  # of each slot; None where it is the slot
+    positions: Fed  # number of cached tokens and fed ancestors before each fed token
+    key_positions: Int[Tensor, "batch end"] | None  # of each slot; None if equal to the slot
     hidden: Bool[Tensor, "batch new end"]  # the slots that a fed token must not attend to
 
     def within(self, window: int | None) -> Bool[Tensor, "batch new end"]:
-        """Return the mask that also hides keys ``window`` or more positions back."""
+        """Return the mask that in addition hides keys ``window`` or more positions back."""
         end = self.hidden.shape[-1]
         if window is None or window >= end:
             return self.hidden
@@ -159,10 +159,10 @@ class Sight:
 class Slots:
     """The slots of a batch's fed tokens in a memory (B, capacity + 1, …).
 
-    ``start`` and ``end`` are the slots shown before and after they are written, ``index`` their
-    index in the memory; padding goes to the spare slot. ``sight`` is None if every row is equally
-    long and feeds a chain: slot and position of its fed token j are then both ``start + j``, and
-    it attends to every slot up to its own.
+    ``start`` and ``end`` are the numbers of slots that attention reads before and after the fed
+    tokens are written. ``index`` is the tokens' index in the memory; padding goes to the spare
+    slot. ``sight`` is None if every row is equally long and feeds a chain. Then slot and position
+    of fed token j are both ``start + j``, and the token attends to every slot up to ``start + j``.
     """
 
     start: int
@@ -172,14 +172,14 @@ class Slots:
 
 
 def block(start: int, new: int) -> Slots:
-    """Return the slots of ``new`` tokens a row after ``start`` cached ones, a chain each."""
+    """Return the slots of a chain of ``new`` tokens per row after ``start`` cached tokens."""
     return Slots(start, start + new, (slice(None), slice(start, start + new)))
 
 
 def slots_of(
     cache: RaggedCache, new: int, counts: Sequence[int], parents: Fed | None, device: torch.device
 ) -> Slots:
-    """Return the slots of ``new`` tokens fed to each row, of which ``counts[b]`` are its own."""
+    """Return the slots of ``new`` fed entries per row: ``counts[b]`` tokens, then padding."""
     lengths = cache.lengths
     even = min(lengths) == max(lengths) and lengths[0] + new <= cache.capacity
     if parents is None and even:
@@ -188,7 +188,7 @@ def slots_of(
     slots = chain = starts + torch.arange(new, device=device)
     fed = torch.tensor(list(counts), device=device)[:, None]
     real = None
-    if min(counts) < new:  # padding stands where its row's last token does, a valid position
+    if min(counts) < new:  # padding gets the position of the row's last token, a valid position
         real = torch.arange(new, device=device) < fed
         chain = torch.minimum(chain, (starts + fed - 1).clamp_(min=0))
         slots = torch.where(real, slots, cache.capacity)
@@ -202,7 +202,7 @@ def slots_of(
 
 
 def additive(hidden: Bool[Tensor, "*some end"], like: Tensor) -> Float[Tensor, "*some end"]:
-    """Return the mask to add to the scores: the least finite number where hidden, else 0."""
+    """Return the mask to add to attention scores: the least finite number where hidden, else 0."""
     mask = torch.zeros(hidden.shape, dtype=like.dtype, device=hidden.device)
     return mask.masked_fill_(hidden, torch.finfo(like.dtype).min)
 
@@ -215,14 +215,14 @@ def _tree(
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
-    """Return the mask of nodes of trees: the cached prefix, their ancestors, themselves."""
+    """Return the mask of tree nodes: a node attends to the prefix, its ancestors and itself."""
     batch, new = slots.shape
     if real is not None:
         parents = torch.where(real, parents, -1)
     ancestors = _ancestors(parents)
     depth = starts + ancestors.sum(-1) - 1
     positions = depth if real is None else torch.where(real, depth, chain)
-    at = slots.clamp(max=end)  # one column more takes the padding
+    at = slots.clamp(max=end)  # an additional column takes the padding
     slot = torch.arange(end + 1, device=parents.device)
     hidden = (slot >= starts[..., None]).repeat(1, new, 1)
     hidden.scatter_(2, at[:, None].expand(-1, new, -1), ~ancestors)
@@ -233,10 +233,11 @@ def _tree(
 
 
 def _ancestors(parents: Fed) -> Bool[Tensor, "batch new new"]:
-    """Return the mask of each fed token's ancestors among the fed ones, itself included.
+    """Return the mask of each fed token's ancestors among the fed tokens, itself included.
 
-    Squares (identity + parenthood) until paths of every length are in, but for the first tokens
-    of a prompt, each of which follows the one before it.
+    Algorithm: the matrix I + parenthood connects paths of length ≤ 1, and each squaring doubles the
+    length, so that ⌈log₂ n⌉ squarings connect all ancestors. The first tokens of a prompt form a
+    chain in all rows; their triangular mask is written directly, to keep the matrix small.
     """
     new, place = parents.shape[1], torch.arange(parents.shape[1], device=parents.device)
     chain = int((parents == place - 1).all(0).long().cumprod(0).sum())

@@ -1,10 +1,10 @@
 """Check, once per model, that cached forward passes give the logits of uncached ones.
 
-Some families ignore the cache, count positions from a padding id, or make masks of their own
-that do not fit one call for rows of different lengths. Adapters put virtual tokens in front. So a
-few tokens are run in every way in which :class:`CachedModel` uses a model; a model that differs is
-refused with an error that says why, or decodes one text at a time. So is a target in single or
-double precision whose activations are quantised, even where these tokens come out the same.
+Some model families ignore the cache, count positions from a padding id, or make masks that do not
+fit one call for rows of different lengths. Adapters put virtual tokens in front. So a few tokens
+are run in every way in which :class:`CachedModel` uses a model. A model whose logits differ raises
+an error with the reason, or decodes one text at a time. A target in single or double precision with
+quantised activations raises an error, too, even if the logits of these few tokens agree.
 """
 
 import inspect
@@ -24,36 +24,40 @@ from cactus_theory.decoding.models.hugging_face_forward import LibraryForward, g
 from cactus_theory.decoding.models.projections import preparation
 from cactus_theory.decoding.models.recognised import changed
 
-# tokens and rows of the check: room for two different lengths, a prefix and a branch
+# tokens and rows of the check: enough for two different lengths, a prefix and a branch
 TOKENS, ROWS = 8, 2
-# settings of windows that a family applies by itself, in slots: a few tokens cannot show them
+# settings of attention windows that a family applies by itself, by slot: a check with few tokens
+# cannot detect them
 OWN_WINDOWS = ("window_size", "attention_window", "local_attention", "attention_chunk_size")
 
-# settings of a configuration that may change the check's answer for the same embedding
+# configuration settings that may change the check's result for models with the same embedding
 DECIDING = ("num_hidden_layers", "_attn_implementation")
-# inputs of a model's call that a decode knows; it leaves all others at the model's defaults
+# inputs of a model's call that a decode sets; all others stay at the model's defaults
 FED = ("input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache")
 FED += ("cache_position", "logits_to_keep", "is_first_iteration")
 
 INSTEAD = ". Use the model's own generate instead"
 HALF = (torch.float16, torch.bfloat16)
-# relative change of embeddings, and the least share of :func:`_quantised`. Measured in four models
-# of 2 layers to 135 M parameters: .93 to 2.1 of int8, by us and by torch, in all linear layers or
-# the head; .01 at most of these models as they are, in double precision, or with rounded weights
+# CHANGE: relative change of embeddings; STEPS: threshold of the share in :func:`_quantised`. Shares
+# measured on four models of 2 layers to 135 M parameters: .93 to 2.1 with int8 activations (ours
+# and torch's, in all linear layers or the head); at most .01 without, in double precision, or with
+# rounded weights
 CHANGE, STEPS = 5e-4, 0.3
 
-# why a model is refused, whether it drafts nevertheless, whether ragged batches run as one call
+# reason for an error or None, whether the model may draft nevertheless, whether ragged batches run
+# as one call
 Answer = tuple[str | None, bool, bool]
-# embedding → answers; the views of a model's first layers share its embedding. Those for a model
-# with hooks or other changes of its objects hold for one decode
+# embedding → results of the check; a model and its first layers (EarlyExit) share an embedding.
+# Results for a model with hooks or other changed objects are not kept
 _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 
 
 def runs_together(model: Any, lossless: bool = False) -> bool:
-    """Return whether a ragged batch may run as one call; one text at a time otherwise.
+    """Return whether a ragged batch may run as one call; if not, decode one text at a time.
 
-    Raises ValueError where cached forward passes differ from whole ones, unless they run and the
-    model drafts (``lossless``), when any law of its will do, such as a quantised copy's.
+    Raises ValueError if cached forward passes differ from passes without a cache. With
+    ``lossless`` (the model only drafts) such a difference is allowed as long as the passes run,
+    since any draft distribution will do, such as that of a quantised copy.
     """
     config = text_config(model)
     key = *map(type, model.modules()), *(getattr(config, name, None) for name in DECIDING)
@@ -86,7 +90,7 @@ def _answer(model: Any, change: str | None) -> Answer:
         whole = _whole(model, ids)
         if change and not _difference(_whole(model, ids[1:]), whole[1:]) <= _tolerance(whole):
             return f"a row's logits depend on its place in the batch: {change}", True, False
-    except Exception as error:  # families fail in ways of their own
+    except Exception as error:  # model families raise errors of many classes
         return f"a whole pass over token ids fails ({_named(error)})", False, False
     try:
         difference = _difference(_even(model, ids), whole)
@@ -102,11 +106,12 @@ def _answer(model: Any, change: str | None) -> Answer:
 
 
 def _quantised(model: Any, ids: Tensor, whole: Tensor, change: str | None) -> bool:
-    """Return whether modules of others than torch and the library round activations to steps.
+    """Return whether modules outside torch and transformers round activations to steps.
 
-    Where logits are a smooth function, twice a change of the embeddings is twice their change; the
-    rest of it, as a share at the median token, is near 1 where activations are rounded, even if
-    the tokens of the check cross no step by luck.
+    If logits are a smooth function of the embeddings, doubling a small change of the embeddings
+    doubles the change of the logits. The test measures the remainder, as a share of the change at
+    the median token: near 0 if smooth, near 1 if activations are rounded, even if the tokens of
+    the check happen to cross no step.
     """
     homes, embedding = {type(own).__module__ for own in model.modules()}, _anchor(model)
     plain = not change and all(home.startswith(("torch.nn.", "transformers.")) for home in homes)
@@ -130,12 +135,12 @@ def _ragged_difference(model: Any, ids: Tensor, whole: Tensor) -> float:
         return math.inf
     try:
         return _difference(_ragged(model, ids, whole), whole)
-    except Exception:  # no mask or positions taken, or a kind of mask of its own
+    except Exception:  # the model takes no such mask or positions
         return math.inf
 
 
 def _may_run_together(model: Any) -> bool:
-    """Return whether a few tokens can tell that a model respects positions and mask."""
+    """Return whether a check with few tokens can show that a model respects positions and mask."""
     config, parameters = text_config(model), inspect.signature(model.forward).parameters
     passes_on = any(one.kind is one.VAR_KEYWORD for one in parameters.values())  # as adapters do
     if not (passes_on or {"position_ids", "attention_mask"} <= parameters.keys()):
@@ -147,7 +152,7 @@ def _may_run_together(model: Any) -> bool:
 
 
 def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
-    """Return texts of many ids, the padding id among them."""
+    """Return the check's texts, of many different ids with the padding id among them."""
     config = text_config(model)
     ids = torch.arange(ROWS * TOKENS, device="cpu").view(ROWS, TOKENS) * 7 + 3
     ids %= config.vocab_size
@@ -158,7 +163,7 @@ def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
 
 
 def _added(model: Any, ids: Tensor) -> list[str]:
-    """Return the inputs that ``generate`` would feed and the loop does not."""
+    """Return the names of inputs that ``generate`` would feed and the decode loop does not."""
     prepare = getattr(model, "prepare_inputs_for_generation", None)
     if prepare is None:
         return []
@@ -172,7 +177,7 @@ def _added(model: Any, ids: Tensor) -> list[str]:
 
 
 def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
-    """Return the logits without a cache, called as the library's ``generate`` does."""
+    """Return the logits without a cache, by a call as in transformers' ``generate``."""
     parameters = inspect.signature(model.forward).parameters
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     options: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
@@ -182,7 +187,7 @@ def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 
 def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
-    """Return the logits of rows fed alike: several tokens, one, several after a prefix."""
+    """Return the logits of rows fed with equal counts: several tokens, one token, several."""
     forward, logits = _forward(model), []
     for piece in ids.split([4, 1, TOKENS - 5], 1):
         counts = [piece.shape[1]] * ROWS
@@ -192,7 +197,7 @@ def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 
 def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
-    """Return the logits of the same texts, fed in ragged steps and at last as trees."""
+    """Return the logits of the texts, fed in ragged steps and finally as trees."""
     forward, logits = _forward(model), whole.clone()
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths

@@ -1,9 +1,9 @@
-"""The library's own forward pass of a causal LM over a batch of rows of different lengths.
+"""Transformers' forward pass of a causal LM over a batch of rows of different lengths.
 
-The rows of a ragged batch reach the model as one call: every layer writes each row's new
-states at the row's own length and shows the slots up to the longest row's end; position ids
-and a mask (B, 1, new, end), which the library's own mask functions return unchanged, tell which
-slots belong to each row. Rows of one length need neither: the model makes its own causal mask.
+A ragged batch runs as one call of the model. Every layer writes each row's new states at the row's
+length and returns the slots up to the end of the longest row. Position ids and a mask
+(B, 1, new, end), which transformers' mask functions return unchanged, say which slots belong to
+each row. Rows of equal length need neither: the model makes its causal mask.
 """
 
 import inspect
@@ -34,7 +34,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 class _Layer:
     """A layer of the cache with the interface that a ``transformers`` model expects.
 
-    Holds no states: :class:`LibraryForward` says before each pass which rows and slots to show.
+    The states are in the cache; :class:`LibraryForward` sets the slots to use before each pass.
     """
 
     is_sliding = False
@@ -69,26 +69,26 @@ class _Layer:
         return keys[:, : at.end].transpose(1, 2), values[:, : at.end].transpose(1, 2)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of keys the next forward pass sees, and their offset 0."""
+        """Return the number of keys in the next forward pass, and the keys' offset 0."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of slots before the fed tokens; once these are written, after."""
+        """Return the number of slots: before a pass without the fed tokens, afterwards with."""
         return self.length
 
     def get_max_length(self) -> int:
         return self.cache.capacity
 
-    get_max_cache_shape = get_max_length  # its name in older releases
+    get_max_cache_shape = get_max_length  # name in older releases of transformers
 
     def reset(self) -> None:
         self.show(block(0, 0))
 
 
 class LibraryForward:
-    """The forward pass of any causal LM that keeps keys and values, over one cache.
+    """Transformers' forward pass of a causal LM that keeps keys and values, over one cache.
 
-    A ragged batch runs in one call, and so do trees, of models that take a mask of ours.
+    Ragged batches and trees run in one call, for models that accept our attention mask.
     """
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
@@ -106,7 +106,7 @@ class LibraryForward:
     ) -> Float[Tensor, "batch kept vocab"]:
         """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
 
-        Their keys and values are written; the lengths stay as they are.
+        The tokens' keys and values are written; the cache's lengths do not change.
         """
         new = token_ids.shape[1]
         at = slots_of(self.cache, new, counts, parents, token_ids.device)
@@ -123,7 +123,7 @@ class LibraryForward:
         rows = zip(first, keep, strict=True)
         asked = {j for start, kept in rows for j in range(start, start + kept)}
         positions = sorted(asked) or [new - 1]
-        if self.slices:  # how many at the end, or which
+        if self.slices:  # ``logits_to_keep`` is a number of last positions, or positions
             last = positions == list(range(new - len(positions), new))
             chosen = len(positions) if last else torch.tensor(positions, device=token_ids.device)
             options["logits_to_keep"] = chosen
@@ -147,10 +147,10 @@ class LibraryForward:
 
 
 def mask_kinds(model: Any) -> dict[str, int | None]:
-    """Return the kinds of attention layers a model has, each with its window.
+    """Return a model's kinds of attention layers, each with its window (None for no window).
 
-    By the library's convention (``create_masks_for_generate``): ``layer_types`` names a kind
-    a layer; without it a ``sliding_window`` is every layer's.
+    By transformers' convention (``create_masks_for_generate``), ``layer_types`` has a kind for each
+    layer; without ``layer_types`` a ``sliding_window`` applies to every layer.
     """
     config = text_config(model)
     window = getattr(config, "sliding_window", None)
@@ -164,7 +164,7 @@ def mask_kinds(model: Any) -> dict[str, int | None]:
 def gathered(
     states: Shaped[Tensor, "batch new *wide"], first: Sequence[int], keep: Sequence[int]
 ) -> Shaped[Tensor, "batch kept *wide"]:
-    """Return the entries from ``first[b]`` on; those beyond ``keep[b]`` are arbitrary."""
+    """Return ``keep[b]`` entries of row b from ``first[b]`` on; further entries are arbitrary."""
     longest, new = max(keep), states.shape[1]
     if min(first) == max(first) and first[0] + longest <= new:
         return states[:, first[0] : first[0] + longest]

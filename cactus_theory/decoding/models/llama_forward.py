@@ -1,9 +1,9 @@
-"""A forward pass of Llama-like models without the library's overhead per module.
+"""The fast pass: a forward pass of Llama-like models without transformers' overhead per module.
 
-Reads the weights of the Hugging Face modules, or joined and packed copies of them, and calls
-PyTorch directly: the same function of the same weights up to rounding, for a batch whose rows
-have different lengths. The library's own forward pass is its test; models that this pass does not
-support (other families, quantised or adapted layers, hooks) run in that one.
+The fast pass reads the weights of the Hugging Face modules, or joined and packed copies, and calls
+PyTorch directly. Up to rounding it computes the same function as transformers' forward pass, for a
+batch whose rows have different lengths; tests compare the two. Models that it does not support
+(other families, quantised or adapted layers, hooks) run in transformers' forward pass.
 """
 
 from collections.abc import Sequence
@@ -26,15 +26,15 @@ from cactus_theory.decoding.models.projections import (
     prepared,
 )
 
-# most weights of layers whose projections are joined: calls, not arithmetic, take their time
+# most weights of layers whose projections are joined: in small models the calls take the time, not
+# the arithmetic
 JOINED_ENTRIES = 2**24
-# most weights on a CPU that are kept in another order beside the model's own, in half precision
-# and in single: 2 GiB
+# most weights on a CPU that are copied in oneDNN's order, in half and in single precision: 2 GiB
 PACKED_ENTRIES, ORDERED_ENTRIES = 2**30, 2**29
 
 
 class Weights:
-    """The weights that the fast pass reads: in place, or copies that it reads faster."""
+    """The weights that the fast pass reads: the model's, or copies that are faster to read."""
 
     def __init__(self, model: Any) -> None:
         inner, head, copied = model.model, model.lm_head, _copied(model)
@@ -49,7 +49,7 @@ class Weights:
 
 
 def _copied(model: Any) -> bool:
-    """Return whether copies pay: of a small model, or of one whose weights are packed."""
+    """Return whether to copy weights: of a small model, or of a model whose weights are packed."""
     entries = sum(weight.numel() for weight in model.model.layers.parameters())
     if packs(model.model.layers[0].self_attn.q_proj.weight):
         return entries + model.lm_head.weight.numel() <= PACKED_ENTRIES
@@ -57,7 +57,7 @@ def _copied(model: Any) -> bool:
 
 
 def _ordered(model: Any) -> bool:
-    """Return whether single-precision weights on a CPU are kept in oneDNN's order, too."""
+    """Return whether to keep single-precision weights on a CPU also in oneDNN's order."""
     weight, layers = model.lm_head.weight, model.model.layers
     if _copied(model) or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False
@@ -69,9 +69,9 @@ def _in_place(part: Any) -> Any:
 
 
 class DecoderLayer:
-    """Weights of one decoder layer, and what happens to the residual stream (N, hidden).
+    """One decoder layer: its weights, and a call that updates the residual stream (N, hidden).
 
-    Projections that are not ``copied`` are what ``read`` makes of their modules.
+    Projections are copied if ``copied``; else ``read`` makes them of the modules.
     """
 
     def __init__(self, layer: Any, copied: bool, read: Any = _in_place) -> None:
@@ -94,7 +94,7 @@ class DecoderLayer:
         self.inner = mlp.down_proj.in_features
 
     def reader(self, layer: Any, projections: list[Any], copied: bool, read: Any) -> Any:
-        """Return x ↦ the residual stream and the queries, keys and values of each token."""
+        """Return the function from x to the residual stream and the queries, keys and values."""
         linear = _normed(layer.input_layernorm, projections, copied, read)
         return lambda x: (x, linear(x))
 
@@ -108,9 +108,9 @@ class DecoderLayer:
         at: Slots,
         mask: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "N hidden"]:
-        """Return the stream after the layer; keys and values of its N tokens are written.
+        """Return the stream after the layer; keys and values of the N tokens are written.
 
-        ``mask`` is once there for each of the ``shared`` query heads of a head of keys.
+        ``mask`` is repeated for each of the ``shared`` query heads of a key head.
         """
         x, states = self.qkv(x)
         states = states.view(len(x), -1, self.width)
@@ -136,8 +136,8 @@ class DecoderLayer:
     ) -> Float[Tensor, "batch heads new width"]:
         """Attend with ``queries`` (B, new, heads, width) to keys and values (B, end, …).
 
-        Under a mask, or where one token sees all, the queries that share a head of keys stand
-        behind one another, as if they were more tokens: each key is read once, by any kernel.
+        With a mask, or for a single new token, the query heads that share a key head are laid out
+        as if they were further tokens, so that every kernel reads each key once.
         """
         batch, new, heads, width = queries.shape
         by_head, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
@@ -156,14 +156,14 @@ class DecoderLayer:
 
 
 class PairLayer(DecoderLayer):
-    """A layer that attends with pairs (N, 2 hidden): a token's embedding, then its stream.
+    """The layer of an EAGLE-3 head, on pairs (N, 2 hidden): a token's embedding, then its stream.
 
-    Each half has a norm of its own. The stream goes on after its norm where the layer says
-    ``norm_before_residual``, else as it is.
+    Each half has a separate norm. The residual stream is the stream after its norm if the layer
+    has ``norm_before_residual``, else the stream before.
     """
 
     def reader(self, layer: Any, projections: list[Any], copied: bool, read: Any) -> Any:
-        """Return the same of x (N, 2 hidden)."""
+        """Return the function from x (N, 2 hidden) to residual stream and queries, keys, values."""
         norms = layer.input_layernorm, layer.hidden_norm
         first, second = (_quick_norm(n) if copied and _quick(n) else _norm(n) for n in norms)
         linear = Linear(*joined(projections)) if copied else _together(projections, read)
@@ -185,10 +185,11 @@ def _norm(module: Any) -> Any:
 
 
 def _normed(norm: Any, parts: list[Any], copied: bool, read: Any) -> Any:
-    """Return one call for a norm and the projections of its output, side by side.
+    """Return one function for a norm and the projections of its output, side by side.
 
-    In copies in single precision all that is left of the norm is x / √(mean x² + ε): its weight is
-    folded into theirs, unless these are exact in half precision and stay so.
+    In copies in single precision the norm's weight is folded into the projections, and only
+    x / √(mean x² + ε) is left of the norm. Projections that half precision holds exactly are not
+    folded, as they would no longer be exact.
     """
     if not copied:
         before, together = _norm(norm), _together(parts, read)
@@ -204,7 +205,7 @@ def _normed(norm: Any, parts: list[Any], copied: bool, read: Any) -> Any:
 
 
 def _together(parts: list[Any], read: Any) -> Any:
-    """Return one call for projections of one input, each as ``read``."""
+    """Return one function for several projections of one input, each made by ``read``."""
     calls = [read(part) for part in parts]
     return lambda x: torch.cat([call(x) for call in calls], -1)
 
@@ -214,7 +215,7 @@ def _quick(norm: Any) -> bool:
 
 
 def _quick_norm(norm: Any) -> Any:
-    """Return the norm as x·√d·w / √(‖x‖² + dε), at half the time of the general one."""
+    """Return the norm as x·√d·w / √(‖x‖² + dε), which takes half the time of ``F.rms_norm``."""
     gain, length = _gain(norm), _length(norm)
     return lambda x: (x * gain).div_(length(x))
 
@@ -224,13 +225,13 @@ def _gain(norm: Any) -> Tensor:
 
 
 def _length(norm: Any) -> Any:
-    """Return x ↦ √(‖x‖² + dε) (..., 1)."""
+    """Return the function x ↦ √(‖x‖² + dε), shape (..., 1)."""
     least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
     return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
 
 
 class FastForward:
-    """The forward pass of one recognised model over one cache."""
+    """The fast pass of one recognised model over one cache."""
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.cache = cache
@@ -249,7 +250,7 @@ class FastForward:
     ) -> Float[Tensor, "batch kept vocab"]:
         """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
 
-        Their keys and values are written; the lengths stay as they are.
+        The tokens' keys and values are written; the cache's lengths do not change.
         """
         x = F.embedding(token_ids.reshape(-1), self.embedding)
         states = self.run(x, (token_ids.shape[0], token_ids.shape[1]), counts, parents)
@@ -257,7 +258,7 @@ class FastForward:
         return self.logits(gathered(states, first, keep))
 
     def logits(self, hidden: Float[Tensor, "batch some hidden"]) -> Float[Tensor, "batch some V"]:
-        """Return the head's logits of states after the final norm."""
+        """Return the logits of the LM head for states after the final norm."""
         return self.head(hidden.reshape(-1, hidden.shape[-1])).view(*hidden.shape[:-1], -1)
 
     def run(
@@ -269,9 +270,9 @@ class FastForward:
         *,
         normed: bool = True,
     ) -> Float[Tensor, "batch new hidden"]:
-        """Return the states that the head reads of a batch (B, new) of embedded tokens.
+        """Return the states after the final norm for a batch (B, new) of embedded tokens.
 
-        Without ``normed`` those before the final norm.
+        With ``normed=False`` the states before the final norm.
         """
         at = slots_of(self.cache, shape[1], counts, parents, x.device)
         return self.through(x, shape, at, normed)
@@ -279,11 +280,11 @@ class FastForward:
     def through(
         self, x: Float[Tensor, "N wide"], shape: tuple[int, int], at: Slots, normed: bool = True
     ) -> Float[Tensor, "batch new hidden"]:
-        """Return the same of tokens at these slots."""
+        """Return the states of embedded tokens at these slots, as :meth:`run` does."""
         batch, new = shape
         cos, sin = self._turns(at, batch, new)
         mask, shared = _mask(at, new, x), self.layers[0].shared
-        if mask is not None and shared > 1:  # a copy for each query head of a head of keys
+        if mask is not None and shared > 1:  # a copy for each query head of a key head
             mask = torch.cat([mask] * shared, -2)
         for number, layer in enumerate(self.layers):
             if number in self.cache.hidden:
@@ -306,7 +307,7 @@ class FastForward:
 
 
 def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
-    """Return the mask to add to the scores, None where every key is seen or causality suffices."""
+    """Return the mask to add to attention scores; None if the causal mask, or none, suffices."""
     if at.sight is not None:
         return additive(at.sight.hidden, like)[:, None]
     if new == 1 or not at.start:

@@ -1,6 +1,6 @@
-"""A causal LM with its own cache: feed tokens, read logits, roll tokens back.
+"""A causal LM with a cache: feed tokens, get logits, roll tokens back.
 
-And up to which length of a text its passes equal those without a cache.
+The module also finds the length of a text up to which cached passes equal passes without a cache.
 """
 
 import sys
@@ -20,29 +20,30 @@ from cactus_theory.decoding.models.recognised import obstacle
 
 
 class CachedModel:
-    """A Hugging Face causal LM and the number of positions each row has consumed.
+    """A Hugging Face causal LM with a ragged cache: :meth:`feed` tokens and get logits.
 
-    A recognised Llama-like model runs in :class:`FastForward`; any other in the library's own
-    forward pass, which must give the same logits over a cache as without (tried once per
-    model). Either takes the whole batch in one call; a family that does not accept our attention
-    mask takes one text.
+    A recognised Llama-like model runs in :class:`FastForward`. Any other model runs in
+    transformers' forward pass, whose logits over a cache must equal those without (checked once per
+    model). Both take the whole batch in one call, but a model family that does not accept our
+    attention mask takes one text only. ``lengths`` are the numbers of cached tokens of each row;
+    :meth:`feed` and the cache's methods ``rollback``, ``select`` and ``keep`` change them.
 
     Parameters
     ----------
-    capacity, slack : positions of each row, fed tokens that are not kept included, and more.
-        ``lengths`` are the cached tokens of each row, which :meth:`feed` and the cache's own
-        ``rollback``, ``select`` and ``keep`` change.
-    fast_forward : None takes the fast pass where it supports the model, True requires it,
-        False takes the library's pass.
+    capacity : positions of each row, including fed tokens that are rolled back later.
+    slack : further positions of each row.
+    fast_forward : None uses the fast pass where it supports the model, True requires the fast pass,
+        False uses transformers' pass.
     reads : layers whose hidden states are kept beside the cache, for :meth:`hidden`.
-    drafts : whether the model only drafts, so that its passes need no check: any draft is lossless.
+    drafts : whether the model only drafts; its cached passes may then differ from whole passes, as
+        verification works with the rows p that tokens were really drawn from.
 
     Raises
     ------
     ValueError
         ``fast_forward=True`` for a model that the fast pass does not support, layers that cannot
-        be rolled back, cached passes that differ from whole ones or will within ``capacity``,
-        a batch of a family that takes one text, layers to read that there are not.
+        be rolled back, cached passes that differ from whole passes or will within ``capacity``,
+        a batch for a model family that takes one text, layers to read that do not exist.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class CachedModel:
     ) -> Float[Tensor, "batch most hidden"]:
         """Return copies of the hidden states of ``counts[b]`` cached tokens from ``starts[b]`` on.
 
-        The entries of shorter rows after theirs are arbitrary. Raises ValueError for a layer that
-        is not in ``reads``, tokens that are not cached.
+        Entries of row b after ``counts[b]`` are arbitrary. Raises ValueError for a layer that is
+        not in ``reads`` and for tokens that are not cached.
         """
         if layer not in self.cache.hidden:
             raise ValueError(
@@ -111,19 +112,18 @@ class CachedModel:
     def feed(
         self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
-        """Consume ``counts[b]`` tokens after the cached ones of row b.
+        """Feed ``counts[b]`` tokens after the cached tokens of row b; return logits.
 
-        ``parents`` makes trees of them: the index of each token's parent among its row's fed
-        tokens, −1 for the last cached token; None is a chain. A token stands one position
-        after its parent and sees the cached tokens, its ancestors and itself;
-        :meth:`select` then keeps one path.
+        ``parents`` makes trees: the index of each token's parent among the row's fed tokens, −1 for
+        the last cached token. None is a chain. A token has the position after its parent's, and
+        attends to the cached tokens, its ancestors and itself. ``select`` then keeps one path.
 
-        Returns the logits after the last ``keep[b]`` of them, first in their row; the entries
-        after those, and all entries of a row that consumes nothing, are arbitrary. Their memory
-        is the caller's to write to.
+        The logits are those after the last ``keep[b]`` fed tokens of row b, at the start of the
+        row. Further entries, and all entries of a row without fed tokens, are arbitrary. The caller
+        may write to the logits.
 
-        Raises ValueError for more tokens than the cache holds, for parents that do not come before
-        their children, and for any of a family that takes no mask of ours.
+        Raises ValueError for more tokens than the cache has room for, for parents that do not come
+        before their children, and for ``parents`` with a model that takes no mask of ours.
         """
         for row, (length, count) in enumerate(zip(self.lengths, counts, strict=True)):
             if count < 0 or length + count > self.cache.capacity:
@@ -158,7 +158,7 @@ class CachedModel:
 
 
 def longest_text(model: Any) -> int | None:
-    """Return the most positions of a text that a model runs over alike, None for no limit."""
+    """Return the most positions of a text that a model supports with a cache, None for no limit."""
     limits = [length for length, _ in _limits(model)]
     own = getattr(text_config(model), "max_position_embeddings", None)
     if isinstance(own, int) and own > 0:  # −1 stands for no limit
@@ -167,11 +167,11 @@ def longest_text(model: Any) -> int | None:
 
 
 def check_positions(model: Any, capacity: int) -> None:
-    """Raise if the library's own parts treat a text of ``capacity`` positions differently.
+    """Raise ValueError if cached passes may go wrong within ``capacity`` positions.
 
-    By a rotary table that changes once a text outgrows its original length, while the cached keys
-    keep the old one; by a sliding window that the library's caches apply and the model's forward
-    pass does not.
+    There are two reasons. A rotary table may change once a text outgrows the original length, while
+    cached keys keep the old table. A sliding window may be applied by transformers' caches, but not
+    by the model's forward pass.
     """
     for length, words in _limits(model):
         if capacity > length:

@@ -1,7 +1,7 @@
-"""Linear maps for a few rows at a time, and weights as the fast pass reads them.
+"""Linear maps that are fast for a few rows, and copies of weights for the fast pass.
 
-What is made of a model's weights is kept for as long as they stay as they are, which is looked at
-when a decode begins. Weights that are changed during a decode are seen by the next one.
+Copies are kept until the model's weights change; each decode checks this when it begins. A change
+during a decode takes effect in the next decode.
 """
 
 import threading
@@ -19,33 +19,34 @@ from torch import Tensor
 
 from cactus_theory.base.threads import one_thread
 
-# most multiply-adds of a map that FBGEMM's kernel computes, which runs on one thread. Measured
-# on one thread over all maps of a model of 4.5 million weights, it against oneDNN's, in µs:
+# most multiply-adds of a map for which FBGEMM's kernel is used, which runs on one thread. Times of
+# FBGEMM and of oneDNN in µs, on one thread, over all maps of a model of 4.5 million weights:
 # 170 and 480 for 1 row, 230 and 540 for 5, 1,580 and 1,940 for 40, 10,600 and 11,000 for 256
 HALF_UP_TO = 2**24
-# dtypes of weights that are packed, and the rows of a call that their order is chosen for
+# dtypes of weights that are packed, and numbers of rows for which oneDNN chooses the order: for
+# half precision and for single precision
 HALVES, PACKED_ROWS, ORDERED_ROWS = (torch.bfloat16, torch.float16), 4, 16
-# most rows that take no longer against single-precision weights as they lie. All projections of
-# 135 M parameters on one thread, in ms, as they lie and in oneDNN's order: 60 and 71 for 1 row, 69
-# and 75 for 3, 120 and 71 for 4, 174 and 85 for 9, 271 and 214 for 64
+# most rows for which single-precision weights as stored are as fast as in oneDNN's order. Times in
+# ms of all projections of 135 M parameters on one thread, as stored and in oneDNN's order: 60 and
+# 71 for 1 row, 69 and 75 for 3, 120 and 71 for 4, 174 and 85 for 9, 271 and 214 for 64
 FEW_ROWS = 3
-# largest relative error in the self-check of FBGEMM's kernel: sums of some hundred float32 products
+# largest relative error in the self-check of a kernel: sums of some hundred float32 products
 KERNEL_ERROR = 1e-4
-# module in use → the state of its weights, and the object made of them
+# module → the state of its weights, and the object made of them
 _PREPARED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 class Preparation(threading.local):
-    """The seconds that this thread has spent on what is done once: weights laid out, models tried.
+    """Seconds that this thread has spent on work done once: laying out weights, checking models.
 
-    The total only grows: a decode charges the difference between its beginning and its first round.
+    The total only grows. A decode counts the difference between its start and its first round.
     """
 
     seconds = 0.0
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add the seconds that a block takes."""
+        """Add the seconds of a ``with`` block."""
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
@@ -55,13 +56,13 @@ preparation = Preparation()
 
 
 class Linear:
-    """x ↦ x Wᵀ + b for x (N, in); weights are laid out once, for faster calls later.
+    """The map x ↦ x Wᵀ + b for x (N, in), with weights laid out once for faster calls.
 
-    Weights in half precision are kept in oneDNN's own order, which each call of ``F.linear`` makes
-    anew: all projections of 135 M parameters take 25 ms for 1 to 9 rows, not 37 to 52.
-    Weights in single precision that half precision holds exactly, as they do where a checkpoint was
-    stored so, are read in half and multiplied in single: the same products from half the memory.
-    Others are turned: a row of 192 → 2048 takes 50 µs against weights as stored, 30 µs turned.
+    Weights in half precision are kept in oneDNN's order, which each call of ``F.linear`` would make
+    anew: all projections of 135 M parameters take 25 ms for 1 to 9 rows instead of 37 to 52.
+    Single-precision weights that half precision holds exactly (from a checkpoint in half precision)
+    are read in half and multiplied in single precision: the same products from half the memory.
+    All other weights are stored transposed: one row of 192 → 2048 takes 30 µs instead of 50 µs.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> None:
@@ -72,19 +73,19 @@ class Linear:
         self.weight, self.entries = weight if self.packed is None else None, weight.numel()
 
     def __call__(self, x: Float[Tensor, "N in"]) -> Float[Tensor, "N out"]:
-        """Return the image of each row."""
+        """Return x Wᵀ + b."""
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
         if self.half is not None and x.shape[0] * self.entries <= HALF_UP_TO:
             return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self.half, self.bias)
-        assert self.weight is not None  # it is let go where the packed one takes its place
+        assert self.weight is not None  # None only if packed
         return F.linear(x, self.weight, self.bias)
 
 
 class Ordered:
-    """A linear module whose single-precision weights are kept in oneDNN's order, too.
+    """A linear module with an additional copy of single-precision weights in oneDNN's order.
 
-    Each call of ``F.linear`` orders them anew from four rows on. Models may share the module.
+    From four rows on, each call of ``F.linear`` would order the weights anew.
     """
 
     def __init__(self, module: Any) -> None:
@@ -93,14 +94,14 @@ class Ordered:
         self.packed = _packed(self.weight, (torch.float32,), ORDERED_ROWS, KERNEL_ERROR)
 
     def __call__(self, x: Float[Tensor, "N in"]) -> Float[Tensor, "N out"]:
-        """Return the image of each row."""
+        """Return x Wᵀ + b."""
         if self.packed is None or len(x) <= FEW_ROWS:
             return F.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
 def joined(parts: Sequence[Any]) -> tuple[Tensor, Tensor | None]:
-    """Return weight and bias of linear modules side by side."""
+    """Return the weights and the biases of linear modules, each joined along the outputs."""
     weight = torch.cat([part.weight.detach() for part in parts])
     biases = [part.bias for part in parts]
     return weight, None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
@@ -114,12 +115,15 @@ def exact_in_half(weight: Tensor) -> bool:
 
 
 def _half(weight: Tensor) -> Any:
-    """Return the weight in FBGEMM's order, None where it would change or there is no kernel."""
+    """Return the weight in FBGEMM's order; None if half precision is inexact or without a kernel.
+
+    A product with a test row is compared with PyTorch's, since kernels differ by processor.
+    """
     if not exact_in_half(weight):
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # says once that a later PyTorch may do without it
+            warnings.simplefilter("ignore")  # a deprecation warning
             half = torch.fbgemm_pack_gemm_matrix_fp16(weight)
             row = torch.linspace(-1, 1, weight.shape[1], device=weight.device)[None]
             products = torch.fbgemm_linear_fp16_weight_fp32_activation(row, half, None)
@@ -135,9 +139,9 @@ def _packed(
     rows: int = PACKED_ROWS,
     error: float | None = None,
 ) -> Any:
-    """Return a weight in oneDNN's order for so many rows, None where there is no such kernel.
+    """Return a weight in oneDNN's order for calls with ``rows`` rows; None without such a kernel.
 
-    ``error`` is the largest relative one of its products, by default of one rounding.
+    ``error`` is the largest relative error of products in a self-check, by default one rounding.
     """
     if weight.dtype not in dtypes or weight.device.type != "cpu" or not weight.numel():
         return None
@@ -160,10 +164,11 @@ def packs(weight: Tensor) -> bool:
 
 
 def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
-    """Return ``make`` of a module (and of ``others``), computed once for its weights.
+    """Return ``make(module, *others)``, computed once as long as the module's weights stay.
 
-    Weights are told by address, type and the sum of their bits, as not every change counts a
-    version. One that keeps all of these, such as two values exchanged, is not seen.
+    Weights are compared by address, shape, dtype and the sum of their bits, as not every change
+    raises PyTorch's version counter. A change that keeps all of these, such as two values
+    exchanged, is not detected.
     """
     weights = [weight.detach() for weight in (*module.parameters(), *others)]
     state = [(own.data_ptr(), own.shape, own.dtype, _sum_of_bits(own)) for own in weights]
@@ -175,7 +180,7 @@ def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
 
 
 def _sum_of_bits(weight: Tensor) -> float:
-    """Return the sum of 8-byte words, or of the numbers where these do not fill any."""
+    """Return the sum of a weight's 8-byte words, or of its values if they do not fill words."""
     size = weight.element_size()
     if weight.numel() * size % 8 or weight.storage_offset() * size % 8:
         return float(weight.sum())

@@ -1,8 +1,8 @@
-"""Which models the fast pass computes: those whose every module is the library's, unchanged.
+"""Decide whether the fast pass supports a model: every module must be transformers', unchanged.
 
-The fast pass reads weights and computes what the modules' classes say. So it takes a model only if
-each module has the class that the family gives it, the forward function of that class, no hooks
-and ordinary weights. Every other model runs in the library's forward pass, which calls the modules.
+The fast pass reads weights, and computes what the modules' classes do without calling the modules.
+So a model is supported only if each module has the class of the family, the forward function of
+that class, no hooks and ordinary weights. All other models run in transformers' forward pass.
 """
 
 import re
@@ -17,9 +17,9 @@ from cactus_theory.decoding.models.cache import text_config
 
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY = ("default", "linear", "llama3", "yarn")  # tables that do not depend on the text
-# module of hooks that stay on a model once asked for hidden states, and else do nothing
+# module of hooks that transformers leaves on a model after returning hidden states; they do nothing
 CAPTURING = "transformers.utils.output_capturing"
-# last word of a module's name (# for a number) → what follows the family's name in its class
+# last word of a module's name (# for a number) → suffix of its class after the family's name
 OWN = {"": "ForCausalLM", "model": "Model", "#": "DecoderLayer", "self_attn": "Attention"}
 OWN |= {"mlp": "MLP", "rotary_emb": "RotaryEmbedding"}
 NORMS = ("norm", "input_layernorm", "post_attention_layernorm", "q_norm", "k_norm")
@@ -32,7 +32,7 @@ OF_TORCH = dict.fromkeys(LINEAR, nn.Linear) | {
 
 
 def obstacle(model: Any, capacity: int) -> str | None:
-    """Return why the fast pass cannot compute exactly this model, None if it can."""
+    """Return the reason why the fast pass does not support a model, None if it does."""
     name = type(model).__name__
     if name not in FAMILIES or not type(model).__module__.startswith("transformers."):
         return f"the fast pass supports {', '.join(FAMILIES)} and not {name}"
@@ -42,7 +42,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
     for path, module in model.named_modules():
         last = re.sub(r"^\d+$", "#", path.rpartition(".")[2])
         expected = OF_TORCH.get(last) or getattr(home, f"{family}{OWN.get(last)}", None)
-        if last != "act_fn" and type(module) is not expected:  # which is called as it is
+        if last != "act_fn" and type(module) is not expected:  # activations are called as they are
             return f"its layers are quantised or adapted: {path} is a {type(module).__name__}"
         if not of_library(type(module).forward):
             return f"the forward of {type(module).__name__} was replaced"
@@ -63,10 +63,10 @@ def obstacle(model: Any, capacity: int) -> str | None:
 
 
 def changed(model: Any) -> str | None:
-    """Return the change to an object among a model's modules, in words; None for none.
+    """Return, in words, the first change of a module object in a model; None without changes.
 
-    Hooks, a forward function or a ``prepare_inputs_for_generation`` of its own, weights of
-    another kind. Classes of modules are not looked at.
+    Changes are hooks, a replaced forward function or ``prepare_inputs_for_generation``, and weights
+    that are no plain parameters. Classes of modules are not checked.
     """
     for path, module in model.named_modules():
         at = f" at {path}" if path else ""
@@ -81,7 +81,7 @@ def changed(model: Any) -> str | None:
 
 
 def replaced(module: Any, name: str = "forward") -> bool:
-    """Return whether an object has a method that is not its class's."""
+    """Return whether an attribute of an object replaces a method of the object's class."""
     method = vars(module).get(name)
     whose = getattr(method, "__self__", None), getattr(method, "__func__", None)
     return method is not None and whose != (module, getattr(type(module), name, None))
@@ -97,7 +97,7 @@ def _hooks(module: Any) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def of_library(function: Any) -> bool:
-    """Return whether a function, and whatever it wraps, is written in torch or transformers."""
+    """Return whether a function, and each function that it wraps, is of torch or transformers."""
     while function is not None:
         home = getattr(function, "__globals__", {}).get("__name__", "")
         if not home.startswith(("torch.", "transformers.")):
