@@ -1,7 +1,7 @@
-"""Verification on a device from raw logits, in Triton; needs the extra ``kernels``.
+"""Verification of drafted tokens from raw logits by Triton kernels; needs the extra ``kernels``.
 
-``verify_logits`` is the step, and ``has_kernel`` tells which policies it decides by in a kernel.
-Nothing here imports Triton until one is used.
+:func:`verify_logits` verifies one round; :func:`has_kernel` returns whether a policy has a kernel.
+Triton is imported when the first kernel runs.
 """
 
 from cactus_theory.kernels.buffers import Workspace

@@ -6,11 +6,13 @@ At a price λ the edges are a = c b with c = e^{−1/λ}, and b is the root of t
 
 .. math:: E(b) = Σ_i (c b q_i − p_i)_+ − Σ_i (p_i − b q_i)_+
 
-in [1, 1/c]. It is linear between the ratios p_i/q_i and those over c, so that a Newton step is
-exact once no ratio lies between it and the root: 2 to 4 steps on most rows. A step that leaves
-the bracket looks at its end first, where the root is when a row is almost one-hot, and then at
-the bracket's geometric middle. Every step is one launch, and rows that are done are not read.
-Parameters are the groups of ``buffers.py``.
+in [1, 1/c]. Algorithm: Newton steps inside a bracket that always holds the root. E is linear
+between its kinks p_i/q_i and p_i/(c q_i), so that a step is exact once no kink lies between the
+point and the root: 2 to 4 steps on most rows. If a step leaves the bracket, the next point is the
+bracket's end on that side, where the root of an almost one-hot row is, or the geometric middle if
+that end was evaluated before. A row stops at a relative step below SETTLED or an |E| up to NOISE.
+Every step is one launch, and rows that have stopped are not read. Parameters are the groups of
+``buffers.py``.
 """
 
 import triton
@@ -24,18 +26,18 @@ from cactus_theory.kernels._rows import (
     temperature_of,
 )
 
-# Newton steps at prices ≥ 0.5, and below; rows of tests took at most 6 and 11
+# Newton steps at prices ≥ 0.5, and at lower prices; rows of tests took at most 6 and 11
 STEPS, MANY_STEPS = 8, 12
 FAR_RATIO = 0.1353352832366127  # a/b at a price of 0.5: e^-2
-# bits of a row's flag: to be read, lower end of its bracket evaluated, upper end evaluated
+# bits of a row's flag: still to be read; lower end of the bracket evaluated; upper end evaluated
 READ, LOW_SEEN, HIGH_SEEN = tl.constexpr(1), tl.constexpr(2), tl.constexpr(4)
-# relative size of the last step, and the error of E, a sum of float32 terms
+# relative size of a step at which a row stops, and the rounding error of E, a sum of float32 terms
 SETTLED, NOISE = tl.constexpr(1e-6), tl.constexpr(3e-8)
 
 
 @triton.jit
 def newton_step(excess, slope, x, lower, upper, flag):
-    """Return one row's next point and bracket, float64, and its flag, from E and E′ at x."""
+    """Return one row's next point and bracket, float64, and the flag, from E and E′ at x."""
     below = excess < 0
     lower, upper = tl.where(below, x, lower), tl.where(below, upper, x)
     flag = flag | tl.where(below, LOW_SEEN, HIGH_SEEN)
@@ -45,18 +47,18 @@ def newton_step(excess, slope, x, lower, upper, flag):
     under = tl.where((flag & LOW_SEEN) == 0, lower, middle)
     over = tl.where((flag & HIGH_SEEN) == 0, upper, middle)
     following = tl.where(newton <= lower, under, tl.where(newton >= upper, over, newton))
-    at_root = (tl.abs(excess) <= NOISE) | (excess != excess)  # or NaN: no root
+    at_root = (tl.abs(excess) <= NOISE) | (excess != excess)  # NaN: there is no root
     following = tl.where(
         at_root & ((newton <= lower) | (newton >= upper) | (newton != newton)), x, following
     )
-    # the number comes last: Triton 3.7's interpreter makes a constant of a constant times a tensor
+    # x stands first, as Triton 3.7's interpreter makes a constant of a constant times a tensor
     settled = at_root | (tl.abs(following - x) <= x * SETTLED)
     return following, lower, upper, tl.where(settled, flag & ~READ, flag)
 
 
 @triton.jit
 def excess_of(band, row, form: tl.constexpr):
-    """Return E and E′ of one row."""
+    """Return E and E′ of one row, float64, summed over the parts."""
     part = tl.arange(0, form.most_parts)
     at = row.to(tl.int64) * form.parts + part
     excess = tl.load(band.excess + at, mask=part < form.parts, other=0.0).to(tl.float64)
@@ -68,7 +70,7 @@ def excess_of(band, row, form: tl.constexpr):
 def part_of_rows(
     b, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr
 ):  # fmt: skip
-    """Return a part of q and of p at one place, float32."""
+    """Return one part of the rows q and p at one place, float32."""
     row = b * form.rows + place
     peak_q, weight_q = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
     row += form.width
@@ -84,10 +86,10 @@ def band_step(
     requests, target, draft, softmax, decision, band, stepped, knob, form: tl.constexpr,
     FIRST: tl.constexpr, REFUSED: tl.constexpr,
 ):  # fmt: skip
-    """Take one Newton step on every row that is marked, and sum E and E′ at its end.
+    """Take one Newton step on every row with READ, and write one part of E and E′ at the new point.
 
-    Grid: (B K, C), or (B, C) where only the rows of REFUSED tokens are left. Reads ``band``, writes
-    ``stepped``. FIRST: only sums, at the starting points.
+    Grid: (B K, C), or with REFUSED (B, C): only the row of each request's rejected token. Reads
+    ``band`` and writes ``stepped``. With FIRST there is no step, only sums at the starting points.
     """
     take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
@@ -126,7 +128,7 @@ def band_step(
 
 @triton.jit
 def upper_edge(row, band, form: tl.constexpr):
-    """Return the upper edge b of one row, float64, after the last step, which wrote ``band``."""
+    """Return the upper edge b of one row, float64, from the state ``band`` after the last step."""
     flag, x = tl.load(band.flags + row), tl.load(band.points + row)
     lower, upper = tl.load(band.lower + row), tl.load(band.upper + row)
     excess, slope = excess_of(band, row, form)

@@ -1,14 +1,14 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false, reportAssignmentType=false
-r"""Coins, and draws of a token from a row by one coin, in two launches.
+r"""Coins, and the draw of each request's recovered or bonus token by one coin, in two launches.
 
-A row's weights are summed by parts; then one program finds the part where the coin falls and,
-reading that part again, the token: the first of positive weight at which the running sum exceeds
-the coin times the total, as in ``cactus_theory/verify/draw.py``. Weights are float32, sums of
-parts float32, running sums float64. After the accepted tokens the weights are (s q − p)₊ after
-a refusal, and q, by its raw logits, for a bonus token or where nothing is left.
+The first launch sums a row's weights by parts. The second finds the part where the coin falls,
+reads that part again, and finds the token: the first token of positive weight at which the running
+sum exceeds the coin times the total, as in ``cactus_theory/verify/draw.py``. Weights and sums of
+parts are float32, running sums float64. Weights are (s q − p)₊ for a recovered token. For a bonus
+token, or if no weight is left, they are q, computed from the raw logits.
 
-Parameters are groups of ``buffers.py``; ``position``, ``places`` and ``stream`` those of
+Parameters are groups of ``buffers.py``; for ``position``, ``places`` and ``stream`` see
 ``random_numbers.py``.
 """
 
@@ -29,13 +29,13 @@ from cactus_theory.kernels._rows import (
 )
 
 ACCEPT, DRAW = map(tl.constexpr, random_numbers.STREAMS)
-# token id of a part in which no token has weight
+# token id that stands for no token: greater than every id, so that a minimum ignores it
 NOBODY = tl.constexpr(2147483647)
 
 
 @triton.jit
 def coins_of(seed, position, places, stream: tl.constexpr):
-    """Return one float64 in [0, 1) for each of ``places`` (int32), with 53 random bits."""
+    """Return a coin, float64 in [0, 1) with 53 random bits, for each of ``places`` (int32)."""
     zero = (places * 0).to(tl.uint32)
     first, second, _, _ = tl.philox(
         seed, zero, zero + position.to(tl.uint32), places.to(tl.uint32), zero + stream
@@ -48,7 +48,7 @@ def coins_of(seed, position, places, stream: tl.constexpr):
 def refused_part(
     b, place, part, inverse, requests, target, draft, softmax, scale, form: tl.constexpr
 ):  # fmt: skip
-    """Return a part of the residual of the row at the rejected token, and of the row, float32."""
+    """Return one part of the weights (s q − p)₊ after a rejection, and of q, float32."""
     if form.deterministic:
         slot = b * form.rows + place
         logit = part_at(b, place, part, target, requests, form)
@@ -65,7 +65,7 @@ def refused_part(
 
 @triton.jit
 def scale_of(b, place, decision, band, knob, form: tl.constexpr):
-    """Return the scale s of the residual of the refused row, float32."""
+    """Return the scale s of the residual distribution at a rejected token, float32."""
     scale = tl.load(decision.scales + b)
     if band is not None:
         scale = scale * upper_edge(b * form.width + place, band, form) * number_of(knob)
@@ -76,10 +76,10 @@ def scale_of(b, place, decision, band, knob, form: tl.constexpr):
 def leftover(
     requests, target, draft, softmax, decision, band, sums, knob, form: tl.constexpr
 ):  # fmt: skip
-    """Write the sums of one part of the row after each request's accepted tokens.
+    """Write the sums of one part of the row that each request's last token is drawn from.
 
-    Grid: (B, C). Of a rejected token's row the residual's; those of the row itself are known.
-    ``band``: where the edges of refused rows are, None if their scales have them.
+    Grid: (B, C). At a rejected token these are sums of the residual; sums of q are copied from
+    ``softmax``. ``band`` has the edges of the rejected tokens' rows; None if the scales suffice.
     """
     take_turn(form)
     b, part = tl.program_id(0), tl.program_id(1)
@@ -105,9 +105,9 @@ def leftover(
 
 @triton.jit
 def masses_of(b, inverse, sums, form: tl.constexpr):
-    """Return the masses of a row's parts, float64, in units of that of its largest logit.
+    """Return the masses of a row's parts, float64, in units of the mass of the largest logit.
 
-    NaN among them, or none of them positive: the row is no distribution.
+    If a mass is NaN, or none is positive, the row is no distribution.
     """
     part = tl.arange(0, form.most_parts)
     at, on = b * form.parts + part, part < form.parts
@@ -120,16 +120,16 @@ def masses_of(b, inverse, sums, form: tl.constexpr):
 
 @triton.jit
 def first_beyond(mass, share):
-    """Return the first positive mass at which the running sum exceeds a share of the total.
+    """Return the index of the first positive mass at which the running sum exceeds ``share``.
 
-    Also how far into that mass the share lies, from 0 to 1.
+    ``share`` is a share of the total. Also returns how far into that mass it lies, from 0 to 1.
     """
     place = tl.arange(0, mass.shape[0])
     running = tl.cumsum(mass, 0)
     some = mass > 0
     last = tl.max(tl.where(some, place, 0), 0)
     total = tl.max(tl.where(place == last, running, 0.0), 0)
-    # sums of other orders: the running sum of the last mass may not exceed its share
+    # by rounding, no running sum may exceed the share: then take the last positive mass
     found = tl.min(tl.where(some & (running > share * total), place, last), 0)
     here = place == found
     own = tl.sum(tl.where(here, mass, 0.0), 0)
@@ -139,7 +139,7 @@ def first_beyond(mass, share):
 
 @triton.jit
 def likeliest_of(b, sums, form: tl.constexpr):
-    """Return the first token with the largest logit of a row."""
+    """Return the token with a row's largest logit, the first one on ties."""
     part = tl.arange(0, form.most_parts)
     at, on = b * form.parts + part, part < form.parts
     most = tl.load(sums.most + at, mask=on, other=-float("inf"))
@@ -149,9 +149,9 @@ def likeliest_of(b, sums, form: tl.constexpr):
 
 @triton.jit
 def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
-    """Return the token of part ``found`` where the coin falls, by the weights of its tokens.
+    """Return the token where the coin falls in part ``found``, whose tokens have these weights.
 
-    −1 where the row is no distribution.
+    −1 if the row is no distribution; for a greedy request the likeliest token.
     """
     inside, _ = first_beyond(weight.to(tl.float64), share)
     token = found * form.part + inside
@@ -164,7 +164,7 @@ def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
 def finish(
     requests, target, draft, softmax, decision, band, sums, emitted, knob, form: tl.constexpr
 ):  # fmt: skip
-    """Write the accepted tokens, the token that is drawn, and −1 after them. Grid: (B,)."""
+    """Draw the last token; write the accepted tokens, the last token, and −1 behind. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
     count = tl.load(decision.accepted + b)
@@ -186,7 +186,7 @@ def finish(
         weight, whole = refused_part(
             b, count, found, inverse, requests, target, draft, softmax, scale, form
         )  # fmt: skip
-        # another kernel may round what was left to nothing
+        # the sums came from another kernel, which may round differently: here all may be 0
         weight = tl.where(tl.max(weight, 0) > 0, weight, whole)
     else:
         logit = part_at(b, count, found, target, requests, form)

@@ -1,4 +1,4 @@
-"""The launches of one verification step: a fixed sequence, whatever the rows hold."""
+"""The kernel launches of one verification step, in a sequence that does not depend on the rows."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ from cactus_theory.kernels import _band, _draws, _rows, _verdicts
 from cactus_theory.kernels.buffers import BandBuffers, Emitted, Form, LogitRows, Requests, Workspace
 from cactus_theory.kernels.policies import BAND, KernelPolicy
 
-# tokens per warp, and the most warps of a part
+# tokens of a part per warp, and the most warps of a program
 TOKENS_A_WARP = 1024
 MOST_WARPS = 8
-# parts of rows that a warp merges: two per thread
+# parts of rows that a warp merges: two per thread of 32
 PAIRS_A_WARP = 64
 
 
 class Step:
-    """The launches of one verification step, whose arguments are checked; see ``buffers.py``."""
+    """The launches of one verification step; arguments are checked before (``buffers.py``)."""
 
     def __init__(
         self, policy: KernelPolicy, block: bool, requests: Requests, target: Tensor,
         draft: Tensor | None, work: Workspace, output: Tensor, counts: Tensor,
     ) -> None:  # fmt: skip
         self.block, self.work, self.form = block, work, _form(work, requests, draft is None)
-        # whether the bands of rows must be solved, and in how many Newton steps
+        # whether bands must be solved (a one-hot p needs none), and the number of Newton steps
         self.solved = policy.kind == BAND and draft is not None
         self.steps = _band.STEPS if policy.knob >= _band.FAR_RATIO else _band.MANY_STEPS
         self.shared: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Step:
         }  # fmt: skip
 
     def run(self) -> None:
-        """Launch everything on the device of the logits."""
+        """Launch the kernels of the step on the device of the logits."""
         work, form, edges = self.work, self.form, None
         with torch.cuda.device_of(work.sums.most):
             if not work.width:
@@ -54,17 +54,17 @@ class Step:
             launch(_draws.finish, (work.batch,), {**self.shared, "band": edges}, _warps(form))
 
     def by_parts(self, kernel: Any, rows: int, **other: Any) -> None:
-        """Launch a kernel whose programs take a part of a row each."""
+        """Launch a kernel with one program per part of a row."""
         launch(kernel, (rows, self.form.parts), {**self.shared, **other}, _warps(self.form))
 
     def by_request(self, kernel: Any, **other: Any) -> None:
-        """Launch a kernel whose programs merge the parts of a request's rows."""
+        """Launch a kernel with one program per request, which merges the parts of its rows."""
         parts = self.form.places * self.form.most_parts
         warps = min(max(parts // PAIRS_A_WARP, 1), MOST_WARPS)
         launch(kernel, (self.work.batch,), {**self.shared, **other}, warps)
 
     def _run_chain(self) -> BandBuffers | None:
-        """Decide token by token; return the buffers with the edges of refused rows."""
+        """Verify token by token; return the buffers with the edges of rejected tokens' rows."""
         self.by_request(_verdicts.judge)
         return self._solve(decide=True) if self.solved else None
 
@@ -77,9 +77,10 @@ class Step:
         self.by_request(_verdicts.block_judge)
 
     def _solve(self, decide: bool) -> BandBuffers:
-        """Take Newton steps; after the first, decide the OPEN tokens of a chain.
+        """Take the Newton steps; return the buffers with the last state.
 
-        Then only the rows of rejected tokens are left.
+        With ``decide`` (a chain) the OPEN tokens are decided after the first sums; from then on
+        only the rows of rejected tokens are solved.
         """
         band, stepped = self.work.bands
         for step in range(self.steps):
@@ -94,7 +95,7 @@ class Step:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], shared: dict[str, Any], warps: int) -> None:
-    """Launch a kernel with the arguments that it names."""
+    """Launch a kernel with those of the ``shared`` arguments that it takes."""
     arguments = {name: shared[name] for name in kernel.arg_names}
     # some release of Triton warns if ``enable_fp_fusion`` is not given
     options = {"num_warps": warps, "enable_fp_fusion": True}
@@ -116,7 +117,7 @@ def _form(work: Workspace, requests: Requests, deterministic: bool) -> Form:
 
 
 def overlaps(device: torch.device) -> bool:
-    """Return whether kernels there can be launched while the one before still runs (Hopper on)."""
+    """Return whether a device can launch a kernel while the one before runs (Hopper and later)."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,18 +1,19 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-r"""Rows of logits and their sums of exponentials, by parts.
+r"""Softmax constants of rows of logits, summed by parts of the vocabulary.
 
-A row is never written back: it is read once for its largest logit M and S = Σ exp((l − M)/T),
-by programs that take a part of the vocabulary each, and probabilities are exp((l − M)/T)/S
-wherever they are needed. A part's length depends on the vocabulary alone, so that a request
-gets the same bits in every batch: of logits of one dtype, and of rows whose strides are or are
-not multiples of 16 alike. Triton compiles another kernel for other ones, which may read and sum
-in another order, and a coin within rounding of its probability may then fall otherwise.
+A table of probabilities is never written. Each row is read once for its largest logit M and
+S = Σ exp((l − M)/T), by one program per part of the vocabulary; probabilities are computed as
+exp((l − M)/T)/S wherever they are needed. The length of a part depends on the vocabulary alone. So
+a request gets the same bits in every batch, for logits of one dtype and for strides that are all,
+or all not, multiples of 16. For other dtypes and strides Triton compiles a different kernel, which
+may read and sum in another order; a coin within rounding of its acceptance probability may then
+decide differently.
 
-Parameters of kernels are the groups of ``buffers.py``. Values: ``b`` a request; ``part``;
-``place`` a drafted token's, 0 to K − 1, K for the bonus token; ``slot`` b K + place; ``inverse``
-1/T; ``greedy`` T = 0; ``q_n``, ``p_n`` a drafted token's probabilities, float64; ``on``, ``read``
-masks.
+Parameters of kernels are the groups of ``buffers.py``. Values: ``b``, a request; ``part``, a part
+of the vocabulary; ``place``, of a drafted token, 0 to K − 1, and K for the bonus token; ``slot``,
+b K + place; ``inverse``, 1/T; ``greedy``, whether T = 0; ``q_n`` and ``p_n``, a drafted token's
+probabilities, float64; ``on`` and ``read``, masks.
 """
 
 import triton
@@ -24,7 +25,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def take_turn(form: tl.constexpr):
-    """Let the next kernel be launched, and wait for what the one before wrote."""
+    """Allow the launch of the next kernel, and wait for the writes of the kernel before."""
     if form.overlapping:
         gdc_launch_dependents()
         gdc_wait()
@@ -65,7 +66,7 @@ def part_at(b, place, part, rows, requests, form: tl.constexpr):
 
 @triton.jit
 def temperature_of(b, requests, form: tl.constexpr):
-    """Return T, float32, and whether the request is greedy (T = 0, then 1)."""
+    """Return T, float32, and whether the request is greedy (T = 0, returned as 1)."""
     if form.per_row:
         heat = tl.load(requests.temperature + b)
     else:
@@ -76,10 +77,10 @@ def temperature_of(b, requests, form: tl.constexpr):
 
 @triton.jit
 def fall(logit, peak, inverse):
-    """Return e^((l − M)/T) in float32: two operations and a power of two.
+    """Return e^((l − M)/T) in float32, by two operations and a power of two.
 
-    The difference comes first. l/T − M/T would be one multiply-add, but a part of which every
-    logit is masked by the least float32 has no such product, and M/T beyond 2^30 has lost l − M.
+    The difference is taken first. l/T − M/T would be a single multiply-add, but would overflow in a
+    part where every logit is masked by the least float32, and would lose l − M for M/T > 2^30.
     """
     return tl.exp2((logit - peak) * (inverse * LOG2_E))
 
@@ -92,7 +93,7 @@ def number_of(knob):
 
 @triton.jit
 def store_sums(logit, part, at, inverse, sums, vocab, form: tl.constexpr):
-    """Write max l, Σ exp((l − max l)/T) and the first token with max l of a part of a row."""
+    """Write max l, Σ exp((l − max l)/T) and the first token with max l, for one part of a row."""
     most = tl.max(logit, 0)
     finite = tl.where(most == -float("inf"), 0.0, most)
     tl.store(sums.most + at, most)
@@ -104,9 +105,9 @@ def store_sums(logit, part, at, inverse, sums, vocab, form: tl.constexpr):
 
 @triton.jit
 def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
-    """Write max l and Σ exp((l − max l)/T) of one part of one row of drafted tokens.
+    """Write max l and Σ exp((l − max l)/T) of one part of one drafted token's row.
 
-    Grid: (B times the rows of a request, C); a request's target rows come first.
+    Grid: (B times the rows of a request, C); a request's target rows come before its draft rows.
     """
     take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
@@ -132,9 +133,9 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
 
 @triton.jit
 def row_sums(row, on, inverse, softmax, form: tl.constexpr):
-    """Return M and S, float64 (n,), of rows by their index in ``softmax``, where ``on``.
+    """Return M and S, float64 (n,), of the rows with index ``row`` in ``softmax``, where ``on``.
 
-    S is NaN if a row is no distribution.
+    S is NaN if a row is no distribution. Also writes M and 1/S, float32.
     """
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
@@ -152,7 +153,7 @@ def row_sums(row, on, inverse, softmax, form: tl.constexpr):
 
 @triton.jit
 def likeliest(row, on, peak, softmax, form: tl.constexpr):
-    """Return the first token (n,) with the largest logit, ``peak``, of rows as in ``row_sums``."""
+    """Return the first token (n,) with the largest logit ``peak`` of rows, as in ``row_sums``."""
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
     read = on[:, None] & (part < form.parts)
@@ -165,8 +166,8 @@ def likeliest(row, on, peak, softmax, form: tl.constexpr):
 def drafted_chances(b, length, requests, target, draft, softmax, form: tl.constexpr):
     """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
 
-    Both are (PLACES,), and NaN where a row is no distribution: such a token is rejected by every
-    policy. Writes M and 1/S of its rows.
+    q_n and p_n have shape (``form.places``,), and are NaN if a row is no distribution: every policy
+    rejects such a token. Also writes M and 1/S of the rows.
     """
     place = tl.arange(0, form.places)
     on = place < length

@@ -1,12 +1,12 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-"""Decide which drafted tokens are accepted: along a chain token by token, of a block as a whole.
+"""Kernels that decide which drafted tokens are accepted: chains token by token, blocks as a whole.
 
-A chain is decided by the entries of its tokens alone; under a band, what they leave open is read.
-A block needs the alive ratio down its path, then one sum a node (the formulas are those of
-:mod:`cactus_theory.verify.block`); under a band every row from the first that might lower the
-alive ratio is solved beforehand, as no row's band depends on the ratio. Parameters are those of
-``buffers.py``, and ``coin`` a number in [0, 1) of a drafted token, float64.
+A chain is decided by q and p of the drafted tokens alone, except under a band: rows are read only
+for tokens that q and p leave open. A block needs the alive ratio P down the path, and then one sum
+per node (formulas as in :mod:`cactus_theory.verify.block`). Under a band, all rows from the first
+that might lower P are solved before, which is possible since no row's band depends on P. Parameters
+are the groups of ``buffers.py``; ``coin`` is the coin of a drafted token, float64 in [0, 1).
 """
 
 import triton
@@ -24,9 +24,9 @@ from cactus_theory.kernels._rows import (
 )
 
 SCALED, MIXED, CACTUS, CACTUS_EXACT, BAND = map(tl.constexpr, policies.KINDS)
-# Newton steps from γ = 1 to the root at δ = 1e-6: about ten halve the distance, then it is squared
+# Newton steps from γ = 1 to the root at δ = 1e-6: ten or so halve the distance, the rest square it
 EXACT_STEPS = tl.constexpr(20)
-# verdicts on a drafted token; OPEN until its band is solved
+# verdicts on a drafted token: OPEN if its row must be read under a band
 REFUSED, ACCEPTED, OPEN = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -38,11 +38,14 @@ def two_points(x, q_n):
 
 @triton.jit
 def exact_ceiling(q_n, above, delta):
-    """Return the root γ of D(γ‖q_n) = ``delta`` to the left of ``above``, where D > δ, float64."""
+    """Return the root γ of D(γ‖q_n) = ``delta`` below ``above``, where D > δ, float64.
+
+    Newton steps start at ``above``. D is convex, so that every step stays above the root.
+    """
     inner = (q_n > 0) & (q_n < 1) & (above > q_n) & (above < 1)
     q = tl.where(inner, q_n, 0.5)
     x = tl.where(inner, above, 0.75)
-    for _ in range(EXACT_STEPS):  # D is convex: every step stays on the right of the root
+    for _ in range(EXACT_STEPS):
         slope = tl.log(x * (1 - q) / (q * (1 - x)))
         x = tl.maximum(x - tl.maximum(two_points(x, q) - delta, 0.0) / slope, q * 1.0000001)
     return tl.where(inner, x, q_n)
@@ -50,10 +53,10 @@ def exact_ceiling(q_n, above, delta):
 
 @triton.jit
 def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
-    """Return the verdicts on tokens, and the scale s of each one's residual if it is rejected.
+    """Return the verdicts on tokens, and the scale s of the residual after a rejected token.
 
-    DETERMINISTIC_ROW: whether p is one-hot. Under the band OPEN where the row must be read, REFUSED
-    where no band accepts the token.
+    DETERMINISTIC_ROW: whether p is one-hot. Under the band a verdict is OPEN if the row must be
+    read, and REFUSED if no band accepts the token.
     """
     threshold = coin * p_n
     scale = tl.full(q_n.shape, 1.0, tl.float64)
@@ -80,7 +83,7 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
         beyond = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
         accepted = lossless | deterministic
         opened = beyond & (DETERMINISTIC_ROW == 0)
-    number = (q_n == q_n) & (p_n == p_n)  # the minimum of a device may drop a NaN
+    number = (q_n == q_n) & (p_n == p_n)  # explicit, as the minimum of a device may drop a NaN
     accepted = accepted & number
     if KIND == BAND:
         return tl.where(accepted, ACCEPTED, tl.where(opened, OPEN, REFUSED)), scale
@@ -89,13 +92,13 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
 
 @triton.jit
 def first_refusal(verdict, place, length):
-    """Return the count of tokens, of ``length``, before the first refused one."""
+    """Return the number of tokens, of ``length`` tokens, before the first REFUSED token."""
     return tl.min(tl.where((place < length) & (verdict == REFUSED), place, length), 0)
 
 
 @triton.jit
 def sum_of_parts(slot, read, sums, form: tl.constexpr):
-    """Return the sums of rows, float64, from their parts in ``sums``; 0 where not ``read``."""
+    """Return the sums of rows, float64, from sums of parts; 0 where ``read`` is false."""
     part = tl.arange(0, form.most_parts)[None, :]
     at = slot.to(tl.int64)[:, None] * form.parts + part
     there = read[:, None] & (part < form.parts)
@@ -106,10 +109,11 @@ def sum_of_parts(slot, read, sums, form: tl.constexpr):
 def judge(
     requests, target, draft, softmax, decision, band, knob, form: tl.constexpr, KIND: tl.constexpr
 ):  # fmt: skip
-    """Write the accepted count of each request, and the scale of its residual.
+    """Write each request's number of accepted tokens and the scale of the residual. Grid: (B,).
 
-    Grid: (B,). ``band``: where what is open is marked to be read instead, and the row of the first
-    token that no band accepts, rejected if it is reached; None if nothing can be open.
+    With ``band`` the count is only an upper bound. Rows to read are then marked in ``band``: the
+    rows of OPEN tokens, and the row of the first token that no band accepts, whose band is needed
+    if the token is reached and rejected. ``band`` is None if no token can be OPEN.
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -124,7 +128,7 @@ def judge(
     count = first_refusal(verdict, place, length)
     tl.store(decision.accepted + b, count)
     if band is not None:
-        tl.store(decision.scales + b, ratio * 0 + 1.0)  # 1 until a is known; the count may change
+        tl.store(decision.scales + b, ratio * 0 + 1.0)  # the factor a follows when solved
         on = place < length
         slot = b * form.width + place
         opened = (verdict == OPEN) & (place < count)
@@ -139,9 +143,10 @@ def judge(
 
 @triton.jit
 def band_judge(requests, decision, band, form: tl.constexpr):
-    """Decide OPEN tokens: accepted iff E < 0 at the token's own ratio. Grid: (B,).
+    """Decide OPEN tokens: accepted iff E < 0 at the token's ratio coin · p_n/q_n. Grid: (B,).
 
-    Of a request's rows only that of the first rejected token stays marked.
+    E < 0 says that the ratio lies below the edge b. Afterwards only the row of each request's
+    first rejected token is marked.
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -162,9 +167,9 @@ def band_judge(requests, decision, band, form: tl.constexpr):
 def block_entries(
     requests, target, draft, softmax, block, band, knob, form: tl.constexpr
 ):  # fmt: skip
-    """Write q_n and p_n of each drafted token; mark the rows whose band is to be solved.
+    """Write q_n and p_n of each drafted token, and mark the rows whose band must be solved.
 
-    Grid: (B,). ``band`` is None if no row has one.
+    Grid: (B,). ``band`` is None if no row has a band to solve.
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -184,10 +189,10 @@ def block_entries(
 
 @triton.jit
 def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constexpr):
-    """Write the alive ratio P at each node, and the scale of its residual (s q − p)₊.
+    """Write the alive ratio P and the scale s of the residual (s q − p)₊ at each node.
 
-    Also the residual's mass where it is known or decides nothing, and the last node that is always
-    reached or, by the coin of the block's end, the end. Grid: (B,).
+    Also writes the residual's mass where no row has to be read for it (``closed``), and the last
+    node with P = 1, or the block's end if the end's coin passes (``sure``). Grid: (B,).
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -215,7 +220,8 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
         tl.store(block.alive + slot, ratio_alive, mask=on)
         scale = ratio_alive * lower
         tl.store(block.scales + slot, scale, mask=on)
-        # a residual has at most the mass s, so that a node passes at most with s/(s + 1 − P)
+        # the residual's mass is at most s, so that a node passes with at most s/(s + 1 − P): a coin
+        # above needs no row
         coin = coins_of(seed, position, b * 0 + (place - 1), ACCEPT)
         fails = coin * (scale + 1 - ratio_alive) >= scale
         closed = tl.where(deterministic, ratio_alive * (1 - h_n), tl.where(fails, 0.0, -1.0))
@@ -232,7 +238,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
 
 @triton.jit
 def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
-    """Write one part of Σ (s q − p)₊ of each node whose coin is open. Grid: (B K, C)."""
+    """Write one part of Σ (s q − p)₊ for each node that needs the sum. Grid: (B K, C)."""
     take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)
     b, place = row // form.width, row % form.width
@@ -251,7 +257,7 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
 
 @triton.jit
 def block_judge(requests, block, decision, form: tl.constexpr):
-    """Write the last node whose coin passes, and the scale of its residual. Grid: (B,)."""
+    """Write the last node whose coin passes, and the scale of the node's residual. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
     length = draft_length(b, requests, form)

@@ -1,10 +1,10 @@
-r"""Inputs of the kernels of a step: groups of tensors and numbers, each with its shape, and checks.
+r"""Arguments of the kernels of a step, in groups of tensors and numbers with shapes, and checks.
 
-A kernel takes the groups that it reads and writes, one :class:`Form` that it is compiled for, and
-no more. B requests draft up to K tokens of a vocabulary V each, in C parts. Read are
-:class:`Requests`, the target's and the draft's :class:`LogitRows` (None of a deterministic draft)
-and the :class:`SplitKnob`; the tensors of a :class:`Workspace` are written and read again.
-They are small, and the same whatever the rows hold.
+A kernel takes the groups that it reads and writes, and the :class:`Form` that it is compiled for.
+B requests draft up to K tokens each; a row over the vocabulary V has C parts. Inputs are
+:class:`Requests`, the target's and the draft's :class:`LogitRows` (None for a deterministic draft)
+and the :class:`SplitKnob`. Intermediate results are in the tensors of a :class:`Workspace`, which
+are small and whose shapes do not depend on the rows.
 """
 
 from dataclasses import dataclass
@@ -22,111 +22,111 @@ LONGEST_PART = 8192
 
 
 class Requests(NamedTuple):
-    """Drafted tokens of each request, and law, seed and position of its draws."""
+    """Drafted tokens, temperature, seed and position of each request."""
 
     ids: Int64[Tensor, "B K"]  # −1 after the last token
     ids_step: int  # elements from one request to the next
     lengths: Int[Tensor, "B"] | None  # draft lengths; None if ids end at −1
-    temperature: Float32[Tensor, "B"] | float  # T, 0 if greedy
+    temperature: Float32[Tensor, "B"] | float  # T; 0 is greedy
     vocab: int  # vocabulary size V
     seeds: Int64[Tensor, "B"]  # keys of the random numbers
     positions: Int64[Tensor, "B"]  # tokens of the text at the start of the round
 
 
 class LogitRows(NamedTuple):
-    """Logits of a model, and the strides of their rows."""
+    """Logits of a model, and the strides of the rows."""
 
     logits: Float[Tensor, "*rows V"]  # target (B, K + 1, V), draft (B, K, V)
     step: int  # elements from one request to the next
     row_step: int  # elements from one row to the next
-    power: float  # probabilities are those of power · l/T: 1 + θ of a tilted target, else 1
+    power: float  # probabilities are softmax(power · l/T); 1 + θ for a tilted target, else 1
 
 
 class SplitKnob(NamedTuple):
-    """A policy's knob as a sum of two numbers that float32 holds."""
+    """A policy's knob as a sum of two float32 numbers, for float64 precision in a kernel."""
 
     high: float
     low: float
 
 
 class Softmax(NamedTuple):
-    """Softmax constants of a request's target rows, then of its draft's, if it has rows."""
+    """Softmax constants of a request's target rows, followed by its draft rows, if any."""
 
     most: Float32[Tensor, "B 2 K C"]  # a part's largest logit
     whole: Float32[Tensor, "B 2 K C"]  # a part's Σ exp((l − most)/T)
-    likeliest: Int32[Tensor, "B 2 K C"]  # its first token with the largest, if some T may be 0
+    likeliest: Int32[Tensor, "B 2 K C"]  # a part's first token with that logit; if T may be 0
     peaks: Float32[Tensor, "B 2 K"]  # M, the row's largest logit
     weights: Float32[Tensor, "B 2 K"]  # 1/S, S the row's Σ exp((l − M)/T)
 
 
 class BandBuffers(NamedTuple):
-    """The Newton search for each row's upper edge; a step reads one state and writes another."""
+    """State of the Newton search for each row's upper edge; steps alternate between two states."""
 
     points: Float64[Tensor, "B K"]  # the latest estimate of the edge
     lower: Float64[Tensor, "B K"]  # lower end of the bracket
     upper: Float64[Tensor, "B K"]  # upper end
     flags: Int32[Tensor, "B K"]  # bits of READ, LOW_SEEN, HIGH_SEEN
     excess: Float32[Tensor, "B K C"]  # E at the point, by parts
-    slopes: Float32[Tensor, "B K C"]  # E′ there, by parts
+    slopes: Float32[Tensor, "B K C"]  # E′ at the point, by parts
 
 
 class DecisionBuffers(NamedTuple):
-    """Accepted tokens, and the residual (s q − p)₊ of the row after them."""
+    """Verdicts, accepted counts, and the residual (s q − p)₊ of the row after them."""
 
-    verdicts: Int32[Tensor, "B K"]  # REFUSED, ACCEPTED or OPEN, by drafted token
+    verdicts: Int32[Tensor, "B K"]  # REFUSED, ACCEPTED or OPEN, for each drafted token
     accepted: Int32[Tensor, "B"]  # number of accepted tokens
     scales: Float64[Tensor, "B"]  # scale s of the residual
 
 
 class BlockBuffers(NamedTuple):
-    """The entries, alive ratios and residuals of the nodes of each block."""
+    """Probabilities, alive ratios and residuals at the nodes of each block."""
 
     q: Float64[Tensor, "B K"]  # q_n of the drafted token
     p: Float64[Tensor, "B K"]  # p_n of the drafted token
-    alive: Float64[Tensor, "B K"]  # the ratio P with which a drafted token's row was reached
-    scales: Float64[Tensor, "B K"]  # scale s of its residual
-    closed: Float64[Tensor, "B K"]  # the residual's mass, 0 where its node fails, −1 to be read
+    alive: Float64[Tensor, "B K"]  # alive ratio P at the drafted token's row
+    scales: Float64[Tensor, "B K"]  # scale s of the row's residual
+    closed: Float64[Tensor, "B K"]  # mass of the residual; 0 if the node fails anyway; −1: sum it
     lefts: Float32[Tensor, "B K C"]  # Σ (s q − p)₊, by parts
-    sure: Int32[Tensor, "B"]  # the last node that is always reached; K if all is accepted
+    sure: Int32[Tensor, "B"]  # last node with P = 1; the draft's length if all is accepted
 
 
 class Sums(NamedTuple):
-    """Sums by parts of the row that is drawn from."""
+    """Sums by parts of the row from which each request's last token is drawn."""
 
     most: Float32[Tensor, "B C"]  # a part's largest logit
     whole: Float32[Tensor, "B C"]  # a part's Σ exp((l − most)/T)
-    likeliest: Int32[Tensor, "B C"]  # its first token with the largest, if some T may be 0
+    likeliest: Int32[Tensor, "B C"]  # a part's first token with that logit; if T may be 0
     left: Float32[Tensor, "B C"]  # a part's Σ (s q − p)₊ after a rejection, else 0
 
 
 class Emitted(NamedTuple):
-    """The outputs of the step."""
+    """Outputs of the step."""
 
-    output: Int64[Tensor, "B K1"]
+    output: Int64[Tensor, "B K1"]  # emitted tokens, then −1
     step: int  # elements from one request to the next
     counts: Int64[Tensor, "B"]  # number of accepted tokens
 
 
 @dataclass(frozen=True)
 class Form:
-    """The sizes that a kernel is compiled for, and flags of its inputs."""
+    """Sizes and flags that a kernel is compiled for."""
 
     width: int  # K, the most drafted tokens of a request
     parts: int  # C, parts of a row
     part: int  # tokens of a part
-    deterministic: bool  # whether there are no draft rows
+    deterministic: bool  # whether p is one-hot, without draft rows
     per_row: bool  # whether each request has its own temperature
     greedy: bool  # whether some T may be 0
     overlapping: bool  # whether a kernel is launched while the one before still runs
 
     @property
     def rows(self) -> int:
-        """Return the number of rows summed for a request: K, or 2 K with draft rows."""
+        """Return the number of rows of a request that are summed: K, or 2 K with draft rows."""
         return self.width if self.deterministic else 2 * self.width
 
     @property
     def places(self) -> int:
-        """Return the least power of two ≥ K, the length of arrays in registers."""
+        """Return the least power of two ≥ K, the length of arrays of places in a kernel."""
         return next_power(self.width)
 
     @property
@@ -141,21 +141,22 @@ class Form:
 
 
 class Workspace:
-    """Memory that the kernels of a step write: two numbers a row and part, a few a request.
+    """Memory for the intermediate results of :func:`verify_logits`, to reuse in every step.
 
-    A workspace may be used again for the same sizes, by one step at a time. With one, and
-    ``out``, a step allocates nothing.
+    A workspace serves one step at a time, with the sizes that it was made for. With a workspace and
+    ``out`` a step allocates no memory. It has a few numbers per row and part, and per request.
 
     Parameters
     ----------
-    batch : requests.
-    width : the most drafted tokens of a request, K.
-    vocab : entries of a row, V.
+    batch : B, the number of requests.
+    width : K, the most drafted tokens of a request.
+    vocab : V, the size of the vocabulary.
+    device : device of the logits.
 
     Attributes
     ----------
-    block : of it ``alive``, (B, K) float64, has after a block the ratio P with which each drafted
-        token's row was reached.
+    block : after a step with the verifier ``block``, ``block.alive``, (B, K) float64, has the alive
+        ratio P at each drafted token's row.
 
     Examples
     --------
@@ -195,17 +196,17 @@ class Workspace:
 
 
 def part_for(vocab: int) -> int:
-    """Return the tokens of a row in one program, by the vocabulary alone."""
+    """Return the number of tokens in a part of a row, which depends on the vocabulary alone."""
     return next((part for most, part in PART_BY_VOCABULARY if vocab <= most), LONGEST_PART)
 
 
 def next_power(count: int) -> int:
-    """Return the least power of two ≥ ``count``, and 1 for 0."""
+    """Return the least power of two ≥ ``count``; 1 for 0."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 def check_shapes(target: Tensor, draft: Tensor | None, ids: Tensor) -> tuple[int, int, int]:
-    """Return B, K and V of logits and ids; raise where dtypes, shapes or strides do not match."""
+    """Return (B, K, V) of logits and ids; raise if dtypes, shapes or strides do not match."""
     _check_logits("target_logits", target, "(B, K + 1, V)")
     if ids.dtype != torch.int64:
         raise TypeError(f"draft_token_ids: must be int64; got {ids.dtype}")
@@ -249,7 +250,7 @@ def check_per_request(
 def checked_temperature(
     temperature: float | Tensor, batch: int, device: torch.device
 ) -> float | Tensor:
-    """Return the temperature, one number or one per request; raise unless it is one."""
+    """Return the temperature, one number or (B,) float32; raise for an invalid temperature."""
     if isinstance(temperature, Tensor):
         check_per_request(batch, device, (torch.float32,), temperature=temperature)
         return temperature

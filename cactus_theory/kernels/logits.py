@@ -1,6 +1,6 @@
-"""Verify drafted tokens from logits, in a few kernels and without a table of probabilities.
+"""Verify drafted tokens from logits, by a few Triton kernels without a table of probabilities.
 
-The same step in torch is for policies without a kernel and for machines without Triton.
+The same step in PyTorch serves policies without a kernel, and CPUs.
 """
 
 import importlib
@@ -28,12 +28,12 @@ from cactus_theory.kernels.policies import kernel_policy
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.verify import Assignment, Draft, find_verifier
 
-# least release of Triton: its kernels take groups of parameters of which some are None
+# least release of Triton: older kernels do not take groups of parameters with None among them
 LEAST_TRITON = (3, 4)
 
 
 class LogitsVerdict(NamedTuple):
-    """The emitted token ids and accepted counts of a step."""
+    """Result of :func:`verify_logits`: emitted token ids and numbers of accepted tokens."""
 
     output_token_ids: Int[Tensor, "batch width"]
     num_accepted: Int[Tensor, "batch"]
@@ -53,39 +53,41 @@ def verify_logits(
     workspace: Workspace | None = None,
     out: LogitsVerdict | None = None,
 ) -> LogitsVerdict:
-    r"""Accept drafted tokens and draw one more per request, from raw logits.
+    r"""Accept drafted tokens and draw one recovered or bonus token per request, from raw logits.
 
-    The law is that of :func:`cactus_theory.verify_chain` (``verify_block``) on softmax(l/T).
-    The random numbers are functions of a request's seed and position (see
-    ``cactus_theory/kernels/random_numbers.py``): a request emits the same tokens alone and in any
-    batch.
+    The emitted law is that of :func:`cactus_theory.verify_chain` (or ``verify_block``) on rows
+    softmax(l/T). Random numbers are functions of a request's seed and position (see
+    ``cactus_theory/kernels/random_numbers.py``), so that a request emits the same tokens alone and
+    in any batch.
 
-    On a CUDA device, policies of :func:`has_kernel` run in a fixed sequence of launches: nothing
+    On a CUDA device, policies of :func:`has_kernel` run in a fixed sequence of launches. Nothing
     is read on the host, no table of probabilities is written, and a step can be captured in a
     CUDA graph (run each shape once before; with ``workspace`` and ``out`` nothing is allocated).
-    Probabilities are float32, those of drafted tokens float64. Every row is read once, then the
-    row of the recovered or bonus token again. The band at a price also reads each row whose
-    token lossless sampling rejects and the band may accept, all at once, up to the first token
-    that no band accepts; and the refused row 2 to 4 times to solve it. A block reads the rows
-    after the last deterministic node again, and on the band solves those of its path.
+    Probabilities are float32; q and p of drafted tokens are float64. Every row is read once, and
+    the row of the recovered or bonus token is read again. The band at a price has further reads. It
+    reads once more the rows of tokens that lossless sampling rejects and the band may accept, all
+    at once, up to the first token that no band accepts. Then it reads the rejected token's row 2 to
+    4 times to solve the band. A block reads the rows after the last node with alive ratio 1 again,
+    and on the band solves the rows of its path.
 
-    All else takes softmax and the torch path in float64: the same law and, but for rounding, the
-    same tokens; it may wait for the device.
+    All other policies and devices take softmax and PyTorch in float64. The emitted law is the same
+    and, up to rounding, so are the tokens; the host may wait for the device.
 
     Parameters
     ----------
     target_logits : (B, K + 1, V), the last row for the bonus token. float32, bfloat16 or float16;
-        strides are free but for V. −inf excludes a token.
+        any strides with stride 1 along V. −inf excludes a token.
     draft_logits : (B, K, V); None if the draft was deterministic.
-    draft_token_ids : (B, K) int64, −1 ends a request's draft. A token outside the vocabulary is
-        refused.
-    seeds : (B,) int64, one per request.
-    positions : (B,) int64, how many tokens the request's text has before this step.
-    temperature : one number, or (B,) float32, for target and draft. At 0 both rows are one-hot,
-        the target's at its first largest logit, the draft's at its token.
-    lengths : (B,) drafted tokens of each request, where −1 does not say it.
-    verifier : ``chain`` or ``block`` (its bonus from the target).
-    workspace, out : memory to work in and to write to.
+    draft_token_ids : (B, K) int64; −1 ends a request's draft. A token outside the vocabulary is
+        rejected.
+    seeds : (B,) int64, one seed per request.
+    positions : (B,) int64, number of tokens in the request's text before this step.
+    temperature : one number, or (B,) float32, for target and draft. At 0 both rows are one-hot:
+        the target's row at the first of its largest logits, the draft's row at the drafted token.
+    lengths : (B,) number of drafted tokens of each request; None if −1 ends the drafts.
+    verifier : ``chain`` or ``block``; bonus tokens are drawn from the target's row.
+    workspace : memory for intermediate results; None allocates it.
+    out : memory for the result; None allocates it.
 
     Returns
     -------
@@ -94,19 +96,18 @@ def verify_logits(
 
     Notes
     -----
-    A target row that is no distribution (a NaN or +inf among its logits, or nothing but −inf)
-    accepts no token, and −1 stands where the next one would: a step never emits an id outside the
-    vocabulary. Values are not looked at on the host, so whoever reads the ids raises on a −1 at
-    ``num_accepted``.
+    At a target row that is no distribution (with a NaN or +inf logit, or only −inf) the drafted
+    token is rejected and the next id is −1. A step never emits an id outside the vocabulary. Values
+    are not checked on the host, so that the caller should raise on a −1 at ``num_accepted``.
 
     Raises
     ------
     ValueError
-        Shapes, devices or strides that do not match; values on the device are not looked at.
+        Shapes, devices or strides that do not match; values on the device are not checked.
     TypeError
-        Logits or ids of another dtype.
+        Logits or ids of an unsupported dtype.
     ImportError
-        On CUDA without Triton (extra ``kernels``), or with one before 3.4.
+        On CUDA without Triton (extra ``kernels``), or with a Triton before 3.4.
 
     Examples
     --------
@@ -149,12 +150,12 @@ def verify_logits(
 
 
 def runs_kernels(device: torch.device) -> bool:
-    """Return whether kernels run on a device: CUDA, or a CPU if Triton interprets them."""
+    """Return whether kernels run on a device: on CUDA, or in Triton's interpreter."""
     return device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def old_triton() -> str | None:
-    """Return Triton's version if it is older than the kernels need, as with torch 2.6 and 2.7."""
+    """Return Triton's version if it is too old for the kernels, as with torch 2.6 and 2.7."""
     version = check.optional_module("triton", "kernels").__version__
     return version if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON else None
 
@@ -172,11 +173,11 @@ def verify_in_torch(
     draft: Float[Tensor, "batch width vocab"] | None,
     requests: Requests,
 ) -> LogitsVerdict:
-    """Return the emitted ids and the accepted counts; rows are softmax in float64.
+    """Verify a step in PyTorch, with softmax rows in float64.
 
-    A draft ends before the first token outside the vocabulary or row that is no distribution;
-    −1 follows where that row is the target's. ValueError for an unknown verifier, or a policy
-    that it cannot follow.
+    A draft ends before the first token that is outside the vocabulary, or whose row is no
+    distribution; if that row is the target's, the next id is −1. ValueError for an unknown
+    verifier, or a policy that the verifier cannot follow.
     """
     judge = find_verifier(verifier)
     judge.check(policy)

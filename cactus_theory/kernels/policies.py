@@ -1,4 +1,4 @@
-"""The policies that have a kernel, and the numbers that it needs of them."""
+"""The policies that have a kernel, and the numbers that a kernel needs of a policy."""
 
 import math
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from cactus_theory.policies.cactus import Cactus, CactusExact
 from cactus_theory.policies.raised import Lenience, Mixture, Speculative
 from cactus_theory.policies.tilt import tilt_of, untilted
 
-# kinds of formula that give a policy's ceiling from q_n and p_n
+# kinds of formulas for the most that a policy may emit of the drafted token, from q_n and p_n
 SCALED, MIXED, CACTUS, CACTUS_EXACT, BAND = KINDS = range(5)
 # least price: below it the upper edge may exceed e^10, and float32 sums lose the residual
 LEAST_PRICE = 0.1
-# least budget δ in nats: below it Newton starts too far from its root
+# least budget δ in nats: below it Newton's method starts too far from the root for its steps
 LEAST_DELTA = 1e-6
 
 
 @dataclass(frozen=True)
 class KernelPolicy:
-    """A policy as a kernel takes it: the kind of its ceiling in q_n and p_n, a knob, its tilt.
+    """A policy as a kernel takes it: the kind of formula in q_n and p_n, a knob, and the tilt.
 
-    The knob is a factor of q_n (SCALED), the draft's weight (MIXED), δ
-    (CACTUS, CACTUS_EXACT) or a/b (BAND).
+    The knob is the factor of q_n (SCALED), the draft's weight (MIXED), δ (CACTUS, CACTUS_EXACT) or
+    the ratio a/b of the edges (BAND).
     """
 
     kind: int
@@ -42,12 +42,12 @@ class KernelPolicy:
 
 
 def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
-    """Return whether :func:`verify_logits` decides by this policy in a kernel.
+    """Return whether :func:`verify_logits` has a kernel for a policy under a verifier.
 
-    Chain: ``speculative``, ``lenience``, ``mixture``, ``cactus``, ``cactus_exact`` for KL and
-    ``band`` at a KL price. Block: ``speculative``, and ``band`` at a KL price with ``per_row``: the
-    band of p/P is solved on the host. Knobs at their ends (δ = ∞, prices below 0.1) and all else
-    take the torch path.
+    ``chain`` has kernels for ``speculative``, ``lenience``, ``mixture``, ``cactus``,
+    ``cactus_exact`` for KL and ``band`` at a KL price. ``block`` has kernels for ``speculative``,
+    and for ``band`` at a KL price with ``per_row``. All other policies take the PyTorch path, and
+    so do knobs at the ends of their ranges (δ = ∞, prices below 0.1).
 
     Examples
     --------
@@ -58,8 +58,8 @@ def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
 
 
 def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
-    """Return the policy as a kernel takes it, None if it has no kernel."""
-    of_policy = KERNELS.get(type(policy))  # a subclass may decide otherwise
+    """Return the policy as a kernel takes it, None for a policy without a kernel."""
+    of_policy = KERNELS.get(type(policy))  # by exact class: a subclass may change the formula
     kernel = None if of_policy is None else of_policy(untilted(policy))
     if kernel is None or verifier not in ("chain", "block"):
         return None

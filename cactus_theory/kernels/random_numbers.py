@@ -1,18 +1,18 @@
-r"""The counter-based random numbers of kernels (Philox), and the same numbers in torch.
+r"""The counter-based random numbers of the kernels (Philox), computed in PyTorch.
 
 Philox 4x32-10 (Salmon et al. 2011) maps a key and four 32-bit counters to four 32-bit numbers,
 without a state. The key is the seed of a request. The counters are
 
 * 0;
-* the position in the request's text at which the round starts (its low 32 bits);
-* the place in the draft: 0 for the first drafted token, and for the one coin of the token after
-  those accepted;
-* the stream: acceptance, or the token after the accepted ones.
+* the position in the request's text at which the round starts (the low 32 bits);
+* the place in the draft: 0 for the first drafted token, and 0 for the coin of the recovered or
+  bonus token;
+* the stream: acceptance, or the draw of the recovered or bonus token.
 
-So a request gets the same coins in every batch and layout, and none is used twice: the starts of a
-request's rounds differ. The start is a counter of its own, not start + place, since a round that is
-refused early has already looked at coins of places that the next round reaches again; block
-verification, which reads the whole draft, would not be exact.
+So a request gets the same coins in every batch and layout. No coin is used twice, as the rounds of
+a request start at different positions. The start and the place are separate counters. With their
+sum as one counter, the round after an early rejection would get coins again that the rejected draft
+has used; block verification, which uses the coins of the whole draft, would not be exact.
 """
 
 import torch
@@ -26,7 +26,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(key: Tensor, counters: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return four int64 tensors of 32-bit numbers; key and counters are int64 and broadcast."""
+    """Return Philox 4x32-10 as four int64 tensors of 32-bit numbers; arguments broadcast."""
     first, second = key & _LOW, (key >> 32) & _LOW
     a, b, c, d = (part & _LOW for part in counters)
     for _ in range(10):
@@ -43,7 +43,7 @@ def coins(
     places: Int[Tensor, "batch m"],
     stream: int,
 ) -> Float[Tensor, "batch m"]:
-    """Return float64 in [0, 1), one a place, with 53 random bits."""
+    """Return a coin, float64 in [0, 1) with 53 random bits, for each place."""
     counters = (
         torch.zeros_like(places),
         positions[:, None].expand_as(places),

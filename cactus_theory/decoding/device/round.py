@@ -23,7 +23,7 @@ from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.draw import pick
 
 Result = TypeVar("Result")
-# runs before a capture: libraries choose kernels and allocate workspace, which a capture forbids
+# runs before a capture, so that libraries have chosen kernels and allocated workspace by then
 WARM_UP = 2
 
 
