@@ -61,6 +61,7 @@ class Snapshot(pickle.Pickler):
         return self.numbers[id(obj)], self._held(obj)
 
     def _held(self, obj: Any) -> Any:
+        """Return the state of an object that is not pickled, for comparison of states."""
         if isinstance(obj, Tensor):
             flat = obj.detach().reshape(-1).contiguous().view(torch.uint8)
             return obj.dtype, obj.shape, flat.cpu().numpy().tobytes()
@@ -77,6 +78,7 @@ class Snapshot(pickle.Pickler):
         return id(obj)
 
     def copies(self) -> Any:
+        """Return a copy of the object from its pickled state."""
         return _Copies(self).load()
 
 

@@ -93,6 +93,7 @@ class HostRounds(Rounds):
         return new_of_all
 
     def _retire(self) -> None:
+        """Drop texts that have ended from the batch and from the caches."""
         opened = [text.room > 0 for text in self.texts.rows]
         if all(opened):
             return
@@ -107,6 +108,7 @@ class HostRounds(Rounds):
                 part.keep(rows)
 
     def _propose(self, draft_lengths: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
+        """Return the draft of a round; ValueError for a tree that the verifier cannot follow."""
         if self.drafting is None or not any(draft_lengths):
             return nothing(self.texts)
         proposal = self.drafting.propose(draft_lengths, coins)
@@ -124,6 +126,7 @@ class HostRounds(Rounds):
         return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 
     def _score(self, draft: Draft) -> Float[Tensor, "batch K1 vocab"]:
+        """Run the target over the unfed and the drafted tokens; return the rows q of the round."""
         texts, lengths, drafted = self.texts, self.target.lengths, draft.lengths
         keep = [count + 1 for count in drafted]
         counts = [

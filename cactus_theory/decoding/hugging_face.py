@@ -160,6 +160,7 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
 
 
 def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
+    """Return transformers' criterion for stop strings in a list; empty without strings."""
     if not stop_strings:
         return []
     if tokenizer is None:

@@ -68,6 +68,7 @@ def check_honoured(
 
 
 def _check_options(config: Any) -> None:
+    """Raise ValueError for an unlisted option with a value that would have an effect."""
     defaults = config._get_default_generation_params()
     for name in vars(type(config)()):  # transformers ignores further names
         value, default = getattr(config, name, None), defaults.get(name)
@@ -83,6 +84,7 @@ def _check_options(config: Any) -> None:
 
 
 def _check_input(name: str, value: Any, input_ids: Tensor, mask: Tensor | None) -> None:
+    """Raise ValueError for an input of the model that the decode loop would not feed."""
     if name in CACHES:
         library = check.optional_module("transformers", "llm")
         made_by_library = type(value) in (library.DynamicCache, library.StaticCache)

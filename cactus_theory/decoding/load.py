@@ -247,6 +247,7 @@ def read_drafter(
 def _eagle3(
     source: Source, device: str | torch.device, dtype: str | torch.dtype
 ) -> Eagle3Drafter | None:
+    """Return the drafter of a head's files; None if the files are no head."""
     folder = source.file(CONFIG).parent
     if not holds_head(folder):
         return None

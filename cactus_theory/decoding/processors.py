@@ -147,6 +147,7 @@ class Processors:
             places.logits[list(rows), list(offsets)] = few(torch.cat(ids), scores)
 
     def _of(self, one: Any, numbers: Sequence[int]) -> Any:
+        """Return a copy of a processor that holds the entries of these texts only."""
         asked = copy.copy(one)
         for name in BY_TEXT:
             held = vars(one).get(name)

@@ -360,6 +360,7 @@ class Between(Schedule):
 
 
 def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tensor, "T"]:
+    """Return for each token whether one of the markers ends there."""
     ends = torch.zeros_like(text, dtype=torch.bool)
     for marker in markers:
         size = len(marker)
@@ -370,6 +371,7 @@ def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tens
 
 
 def _markers(name: str, value: int | Iterable[Marker]) -> tuple[tuple[int, ...], ...]:
+    """Return markers as tuples of ids; ValueError for an empty marker or none."""
     each = [value] if isinstance(value, int) else list(value)
     markers = [(marker,) if isinstance(marker, int) else tuple(marker) for marker in each]
     if not markers or not all(markers):

@@ -127,6 +127,7 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
 
 
 def _options(temperature: float, top_k: int, top_p: float, soft: bool = False) -> dict[str, Any]:
+    """Return ``temperature`` and ``logits_processor`` for one pair of top-k and top-p."""
     if (temperature == 0 and not soft) or (top_k, top_p) == (0, 1.0):
         return {"temperature": temperature, "logits_processor": ()}
     library = check.optional_module("transformers", "llm")
@@ -138,6 +139,8 @@ def _options(temperature: float, top_k: int, top_p: float, soft: bool = False) -
 
 @dataclass(frozen=True)
 class _Cut(Drafter):
+    """A drafter whose rows are cut differently from the target's."""
+
     drafter: Drafter
     law: dict[str, Any]
 

@@ -113,6 +113,7 @@ class DeviceRounds(Rounds):
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
 
     def _rows(self, outcome: Outcome) -> tuple[Tensor, Tensor | None]:
+        """Return the target's and the draft's rows of a round, at the decode's temperature."""
         target, draft = outcome.logits.target, outcome.logits.draft
         p = None if draft is None else probabilities(draft, self.temperature)
         return probabilities(target, self.temperature), p

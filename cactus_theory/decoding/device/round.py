@@ -209,6 +209,7 @@ class Round:
         return self.whole(end)
 
     def _score(self, end: int) -> Logits:
+        """Draft, and run the target over the last settled token and the drafted tokens."""
         inputs = self.inputs
         ids, logits = self._propose(end)
         place = inputs.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)
@@ -218,6 +219,7 @@ class Round:
         return Logits(target, logits, ids, inputs.draft_lengths, *coins, inputs.lengths)
 
     def _propose(self, end: int) -> tuple[Tensor, Tensor | None]:
+        """Draft K tokens for every text; return ids (B, K) and logits, None if deterministic."""
         inputs = self.inputs
         if self.draft is None or not inputs.width:
             return inputs.tokens[:, :0], None

@@ -132,6 +132,7 @@ class ModelDrafting(SampledDrafting):
                     lengths[row] = drafted
 
     def _step(self, offset: int, draft_lengths: Sequence[int], coin: Tensor) -> Tensor:
+        """Feed the tokens that the cache lacks, and draw drafted token number ``offset``."""
         cached = self.model.lengths
         rows = zip(self.texts.lengths, cached, draft_lengths, strict=True)
         counts = [(length + offset - own) * (drafted > offset) for length, own, drafted in rows]

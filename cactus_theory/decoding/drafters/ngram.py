@@ -90,6 +90,7 @@ class NGramDrafting(Drafting):
         return others
 
     def _index(self, row: int, ids: list[int]) -> None:
+        """Add the tokens since the last call to the table of a row."""
         table = self.tables[row]
         for end in range(self.indexed[row] + 1, len(ids)):
             for size in self.sizes:

@@ -152,6 +152,7 @@ def _count(model: Any) -> int:
 
 
 def _without(model: Any, left_out: Collection[int]) -> Any:
+    """Return a causal LM that shares all modules of ``model`` except the left-out layers."""
     kept = [number for number in range(len(model.model.layers)) if number not in left_out]
     short = _shallow(model)
     short.model = _shallow(model.model)
@@ -189,6 +190,7 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _in_four_bits(model: Any) -> Any:
+    """Return a copy of a causal LM with all linear weights but the head's rounded."""
     head, names = model.get_output_embeddings(), []
     for name, part in model.named_modules():
         inside = [inner for inner in part.children() if hasattr(inner, "in_features")]
@@ -208,6 +210,7 @@ def _in_four_bits(model: Any) -> Any:
 
 
 def _rounded(weight: Tensor) -> Tensor:
+    """Return a weight with each group of GROUP inputs rounded to multiples of one scale."""
     rows, width = weight.shape
     groups = nn.functional.pad(weight, (0, -width % GROUP)).reshape(rows, -1, GROUP)
     scale = (groups.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=1e-12)

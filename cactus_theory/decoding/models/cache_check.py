@@ -83,6 +83,7 @@ def _anchor(model: Any) -> Any:
 
 
 def _answer(model: Any, change: str | None) -> Answer:
+    """Run the check on one model; return its result."""
     ids = _ids(model)
     try:
         if added := _added(model, ids):
@@ -225,6 +226,7 @@ def _forward(model: Any) -> LibraryForward:
 
 
 def _difference(logits: Tensor, whole: Tensor) -> float:
+    """Return the root mean square difference of logits, relative to their spread."""
     size = (whole - whole.mean(-1, keepdim=True)).double().square().mean()
     return float(((logits - whole).double().square().mean() / size.clamp(min=1e-300)).sqrt())
 

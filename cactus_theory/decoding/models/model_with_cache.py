@@ -182,6 +182,7 @@ def check_positions(model: Any, capacity: int) -> None:
 
 
 def _limits(model: Any) -> Iterator[tuple[int, str]]:
+    """Yield lengths beyond which cached passes go wrong, each with words for the error."""
     config, module = text_config(model), type(model).__module__
     parameters = getattr(config, "rope_parameters", None) or {}
     for table in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
