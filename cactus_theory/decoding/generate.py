@@ -1,4 +1,4 @@
-"""Decode prompts speculatively: :func:`generate` takes keywords, :func:`decode` one options object.
+"""Decode prompts speculatively: :func:`generate` by keywords, :func:`decode` by an options object.
 
 A decode has four stages. ``options`` checks the keywords. ``prepare`` checks the models and the
 prompts. ``rounds`` drafts, verifies and measures until every text has ended, on the host
@@ -94,10 +94,10 @@ def generate(
     seconds : the wall-clock seconds by part of the decode.
     reading : counts, rates and metered divergence of all texts together.
     rows : the verified rows, empty unless ``record_rows``.
-    token_charges : (B, N) float64, the meter's charge for each new token: 0 for a bonus token,
-        for a token that was not drafted, and for padding. The sum over a row is the divergence
-        that the text spent; the sum over the first t tokens is the divergence that an answer
-        ending there would have spent.
+    token_charges : (B, N) float64, the meter's charge for each new token: 0 for padding and, if
+        the policy has no tilt, for bonus tokens and tokens that were not drafted. The sum over a
+        row is the divergence that the text spent; the sum over the first t tokens is the
+        divergence that an answer ending there would have spent.
     row_directions : (B, 3) float64, Σ over a text's new tokens of entropy, surprise and agreement.
     log_probs : ``target`` and ``emitted``, (B, N): ln q and ln h of each new token; None unless
         requested.

@@ -59,7 +59,7 @@ class Ledger(Schedule):
     Why (the proof is THEORY.md, Theorem 17): the charge of a row under a policy is known before
     the row's token is judged. A row gets a policy only if the answer stays within the cap after
     the policy's charge. ``speculative``, or strict greedy decoding at temperature 0, is charged 0
-    and so always fits. Tokens that were not drafted cost nothing.
+    and so always fits. Tokens that were not drafted are charged under a tilt only.
 
     A policy with a price is also tried at higher prices, up to 8 times the policy's price. Prices
     rise as the credit falls: the first price tried at a row is the policy's price times √(4/c),

@@ -48,7 +48,7 @@ class Reading:
     rounds : (drafted, accepted, ended inside) → the number of such rounds of a text.
     num_tokens : number of new tokens.
     emitted_divergence : Σ D(out‖q) over the verified rows, up to and including a round's first
-        rejection, each computed exactly.
+        rejection, each computed exactly; with a tilt also over the rows of bonus tokens.
     largest_row_divergence : the largest D(out‖q) of a verified row.
     divergence : the name of the metered divergence, which sets the unit (nats for KL).
     rows : number of verified rows; None for one request of a batch.
@@ -153,7 +153,7 @@ class Reading:
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return the emitted divergence per new token; a bonus token costs nothing."""
+        """Return the emitted divergence per new token; bonus tokens cost 0 without a tilt."""
         return self._per_token(self.emitted_divergence)
 
     @property

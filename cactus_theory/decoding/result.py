@@ -58,8 +58,9 @@ class LogProbs:
         score a text (perplexity, reranking, the reference of a policy gradient).
     emitted : ln h, where h is the law that the token was drawn from, given the text before the
         token and given that the round reached the token: the emitted law of the token's policy
-        (``chain``), the row h at the node (``block``), and q for a bonus token or a token that was
-        not drafted. Accepted and recovered tokens have the same h.
+        (``chain``), the row h at the node (``block``). For a bonus token or a token that was not
+        drafted h is q, or the tilted q of a policy with ``tilt``. Accepted and recovered tokens
+        have the same h.
 
     With a lossless policy, ``target`` and ``emitted`` are equal. Averaged over h,
     ``emitted − target`` of a token is the meter's charge for the token (KL). The sum over an answer

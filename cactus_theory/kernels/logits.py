@@ -84,8 +84,8 @@ def verify_logits(
     positions : (B,) int64, number of tokens in the request's text before this step.
     temperature : one number, or (B,) float32, for target and draft. At 0 both rows are one-hot:
         the target's row at the first of its largest logits, the draft's row at the drafted token.
-    lengths : (B,) number of drafted tokens of each request; None if −1 ends the drafts.
-    verifier : ``chain`` or ``block``; bonus tokens are drawn from the target's row.
+    lengths : (B,) int32 or int64, drafted tokens of each request, if −1 does not end the draft.
+    verifier : ``chain`` or ``block``; bonus tokens are drawn from the target's (tilted) row.
     workspace : memory for intermediate results; None allocates it.
     out : memory for the result; None allocates it.
 
