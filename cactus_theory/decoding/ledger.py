@@ -63,9 +63,10 @@ class Ledger(Schedule):
 
     A policy with a price is also tried at higher prices, up to 8 times the policy's price. Prices
     rise as the credit falls: the first price tried at a row is the policy's price times √(4/c),
-    where c is the credit in tokens, (cap · t + burst − spent)/cap. This rule is a heuristic: a
-    steady price buys more tokens than spending the whole credit at once, and the policy's price
-    need not be tuned to the cap. A policy without a price is followed where its charge fits.
+    rounded up to the ladder, where c is the credit in tokens, (cap · t + burst − spent)/cap. The
+    rule is a heuristic: a steady price buys more tokens than spending the whole credit at once,
+    and the policy's price need not be tuned to the cap. A policy without a price is followed
+    where its charge fits.
     Along a deterministic draft in a block, ``regret`` keeps the n tokens that maximise n − ν Σ ρ
     among the n whose charges fit, with ν raised in the same way (THEORY.md, Theorem 30). A token
     that pays only together with a later token that does not fit is not kept.

@@ -126,13 +126,13 @@ class Source:
         with _quiet(library, self.of_hub):
             try:
                 return load(local_files_only=True)
-            except Exception as error:  # of JSON, safetensors, OS and shapes: no narrower base
+            except Exception as error:  # JSON, safetensors, OS and shape errors share no base
                 if not (self.of_hub and isinstance(error, OSError)):
                     raise self._unreadable(error) from error
             try:  # ask the hub first: without a network a download would retry for a minute
                 hub = check.optional_module("huggingface_hub", "llm").HfApi()
                 hub.model_info(str(self.place), revision=self.revision, timeout=HUB_TIMEOUT_S)
-            except Exception as error:  # of the network, the hub, or HF_HUB_OFFLINE
+            except Exception as error:  # errors of the network, the hub, or HF_HUB_OFFLINE
                 raise ValueError(
                     f"{self.name}: {str(self.place)!r} is neither a folder here nor a model in the "
                     "cache of Hugging Face, and the hub did not give it "

@@ -51,7 +51,7 @@ class Reading:
         rejection, each computed exactly; with a tilt also over the rows of bonus tokens.
     largest_row_divergence : the largest D(out‖q) of a verified row.
     divergence : the name of the metered divergence, which sets the unit (nats for KL).
-    rows : number of verified rows; None for one request of a batch.
+    rows : number of rows in ``emitted_divergence``; None for one request of a batch.
     expected_accepted : Σ over the verified rows of the acceptance Σ p φ, on average equal to the
         number of accepted tokens; None for one request of a batch.
     raised_off_head : Σ over the verified rows of :func:`cactus_theory.emitted.raised_off_head`;

@@ -145,7 +145,7 @@ class Texts:
         self.buffer.scatter_(1, at.clamp_(max=self.last), token_ids)
 
     def prefix(self, row: int, drafted: int) -> Int[Tensor, "1 length"]:
-        """Return the settled ids of a row followed by the first ``drafted`` drafted ids."""
+        """Return a row's settled ids and the first ``drafted`` drafted ids, (1, length)."""
         return self.buffer[row : row + 1, : self.rows[row].length + drafted]
 
     def shown(self, row: int, ids: Int[Tensor, "1 length"]) -> Int[Tensor, "1 shown"]:

@@ -205,7 +205,7 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
         last = forward(gathered(ids, lengths, counts), counts, keep)
         forward.cache.extend(counts)
         _note(logits, forward.cache.lengths, keep, last)
-    # a stray token before the last ones: the tree's second branch is the text
+    # feed a wrong token first as one branch of a tree; the second branch is the text's last tokens
     remaining = [TOKENS - length for length in forward.cache.lengths]
     tokens = gathered(ids, forward.cache.lengths, remaining)
     parents = torch.arange(-1, max(remaining), device="cpu").repeat(ROWS, 1)

@@ -69,7 +69,7 @@ def _in_place(part: Any) -> Any:
 
 
 class DecoderLayer:
-    """One decoder layer: its weights, and a call that updates the residual stream (N, hidden).
+    """A decoder layer: its weights, and a call that updates the residual stream (N, hidden).
 
     Projections are copied if ``copied``; else ``read`` makes them of the modules.
     """

@@ -190,6 +190,6 @@ def _limits(model: Any) -> Iterator[tuple[int, str]]:
             length = table.get("original_max_position_embeddings") or config.max_position_embeddings
             yield length, "{} positions, where its rotary table changes under cached keys"
     window = getattr(config, "sliding_window", None)
-    if isinstance(window, int) and module.startswith("transformers."):  # others may apply it
+    if isinstance(window, int) and module.startswith("transformers."):  # custom models may apply it
         if not hasattr(sys.modules[module], "create_sliding_window_causal_mask"):
             yield window, "its sliding window of {}, which its forward pass does not apply"
