@@ -1,8 +1,8 @@
-"""Strategies, properties and a checker for policies of your own; needs the extra ``testing``.
+"""Check a user's policy or verifier against its properties; needs the extra ``testing``.
 
-``assert_policy_properties(rule)`` inside a test, ``cactus-theory check file.py:rule`` in a shell.
-``@policy_property()`` adds a property: a function of a ``Behaviour`` that yields ``Bounds``.
-``assert_verifier_properties`` and ``@verifier_property()`` are the same of verifiers.
+In a test, call ``assert_policy_properties(rule)``; in a shell, run ``cactus-theory check
+file.py:rule``. ``@policy_property()`` adds a property: a function of a ``Behaviour`` that yields
+``Bounds``. ``assert_verifier_properties`` and ``@verifier_property()`` do so for verifiers.
 """
 
 from cactus_theory.testing._policies import assert_policy_properties

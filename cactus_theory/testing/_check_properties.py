@@ -1,4 +1,7 @@
-"""Check a user's policy: its exceptions become findings, and failing rows are shrunk."""
+"""Check properties of one policy: its errors become findings, and failing rows are shrunk.
+
+``_policies.check_policy`` uses the :class:`Checker` of this module.
+"""
 
 import math
 import time
@@ -20,18 +23,21 @@ from cactus_theory.testing.report import Finding, PropertyVerdict
 Pair = tuple[Tensor, Tensor]
 Fails = Callable[[Tensor, Tensor], bool]
 
-# most tokens of rows that are printed as a call
+# most tokens of a row for which a finding prints a call that reproduces it; longer calls would
+# fill the screen
 PASTED = 60
-# decimal places to which shrinking rounds entries, fewest first
+# decimal places to which shrinking rounds entries, fewest first: few digits are easiest to read
 DIGITS = (1, 2, 3, 4, 6)
 
 
 def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
-    """Return the simplest pair (V,) found that still fails, within a time limit.
+    """Return the simplest pair of rows (V,) found for which ``fails`` is still true.
 
-    Greedy: leave out or merge tokens, make rows one-hot, uniform or equal, empty single
-    entries, round to few digits; start again after every success. At last the tokens are put in
-    order, so that what is found does not depend on the order in which they were drawn.
+    A greedy heuristic: of the :func:`candidates` of the best pair so far, the first that is smaller
+    (:func:`size`) and fails becomes the best pair, and the search starts again. So the best pair
+    always fails and its size always falls. The search ends when no candidate is smaller and fails,
+    or after ``seconds``. Then the tokens are sorted, so that the result does not depend on the
+    order in which they were drawn.
     """
     end = time.monotonic() + seconds
     best = (q, p)
@@ -51,15 +57,19 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
 
 
 def size(pair: Pair) -> tuple[int, int, int]:
-    """Return a pair's size for shrinking: tokens, characters of its entries, nonzero entries."""
+    """Return a pair's size for shrinking: its tokens, characters of its entries, nonzero ones."""
     entries = torch.cat(pair).tolist()
     return len(pair[0]), sum(len(repr(x)) for x in entries), sum(x != 0 for x in entries)
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler pairs, the largest reductions first."""
+    """Yield simpler pairs of rows, the largest reductions first.
+
+    The candidates keep only the first tokens; leave out a token or merge it with its neighbour;
+    make a row uniform, one-hot or equal to the other row; round entries; set one entry to 0.
+    """
     vocab = len(q)
-    for size_left in range(2, vocab):  # halve quickly: keep the first tokens only
+    for size_left in range(2, vocab):  # first tokens only, fewest first: the largest reduction
         yield from _valid(q[:size_left], p[:size_left])
     for i in range(vocab if vocab > 1 else 0):
         rest = torch.arange(vocab) != i
@@ -86,6 +96,7 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
 
 
 def _rounded(row: Tensor, digits: int) -> Tensor:
+    """Return a row (V,) rounded to decimal places; its largest entry makes the sum 1 again."""
     short = (row * 10**digits).round()
     largest = int(short.argmax())
     short[largest] += 10**digits - short.sum()
@@ -93,7 +104,7 @@ def _rounded(row: Tensor, digits: int) -> Tensor:
 
 
 def _valid(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield the pair with both rows normalised, nothing if one is empty or negative."""
+    """Yield the pair with both rows divided by their sums; nothing if a row is 0 or negative."""
     rows = []
     for row in (q, p):
         total = row.sum()
@@ -110,13 +121,16 @@ Crash = tuple[Behaviour, Exception]
 
 @dataclass
 class Checker:
-    """Checks properties of one policy; see :func:`cactus_theory.testing._policies.check_policy`."""
+    """Measure properties of one policy, and turn failures into findings.
+
+    Shrinking one counterexample takes at most ``shrink_seconds``; 0 keeps the rows as they are.
+    """
 
     policy: Policy
     shrink_seconds: float = 10.0
 
     def worst(self, prop: Property, seen: Behaviour) -> Worst:
-        """Return the worst entry of a property; the rule's exceptions pass."""
+        """Return the worst entry of a property; errors that the policy raises pass through."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return measure(prop, seen)
@@ -124,7 +138,11 @@ class Checker:
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return behaviours on the rows without errors, and (behaviour, error) on the others."""
+        """Return the behaviours on rows without errors, and pairs (behaviour, error) on all others.
+
+        If a batch raises, its rows are tried one by one; if none of them raises, the whole batch
+        counts as an error.
+        """
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:
@@ -141,7 +159,7 @@ class Checker:
         return sound, crashed
 
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
-        """Return the exception that the rule raises on these rows, or None."""
+        """Return the exception that the policy raises on these rows, or None."""
         try:
             self.worst(prop, seen)
         except Exception as error:  # whatever the user's code raises
@@ -149,13 +167,13 @@ class Checker:
         return None
 
     def with_numbers(self, seen: Behaviour) -> Behaviour:
-        """Return the behaviour on the rows where every answer is a finite number."""
+        """Return the behaviour on those rows where φ and g are finite numbers throughout."""
         finite = seen.phi.isfinite().all(-1)
         finite[seen.pairs[0][~seen.recovered.isfinite().all(-1)]] = False
         return seen if bool(finite.all()) else seen.on(seen.q[finite], seen.p[finite])
 
     def crash(self, prop: Property, seen: Behaviour, error: Exception) -> Finding:
-        """Return the finding for rows on which the rule raised."""
+        """Return the finding for an error that the policy raised; a single row is shrunk first."""
         q, p = seen.q[0], seen.p[0]
         if len(seen.q) == 1:
 
@@ -170,7 +188,10 @@ class Checker:
         return self.finding(replace(prop, hint=guess, steady=False), seen, worst, (q, p))
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
-        """Return the finding for a broken property, on rows as simple as possible."""
+        """Return the finding for a broken property, on shrunk rows.
+
+        Shrinking does not change a wrong number into a missing one or the other way round.
+        """
 
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
@@ -192,7 +213,7 @@ class Checker:
     def finding(
         self, prop: Property, seen: Behaviour, worst: Worst, pair: Pair, **more: Any
     ) -> Finding:
-        """Return the finding on a pair, with the likeliest cause and a call that shows it again."""
+        """Return the finding on a pair of rows, with the likeliest cause and a call that fails."""
         jumps = prop.steady and seen.policy.declares.continuous
         hint = f"{prop.hint}; {JUMPS}" if jumps else prop.hint
         q, p = (row.tolist() for row in pair)
@@ -201,7 +222,7 @@ class Checker:
         return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
-        """Return the verdict on all rows."""
+        """Return the verdict on one property; the first failing behaviour is the counterexample."""
         verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:
@@ -225,8 +246,8 @@ class Checker:
 
 
 def _written(policy: Policy) -> str:
-    """Return a policy in Python: its spec, or another text where its name is another policy's."""
-    with suppress(Exception):  # whatever compares values of the user's
+    """Return Python text for a policy: its spec, or a call where the spec makes another policy."""
+    with suppress(Exception):  # comparing values of the user's class may raise anything
         if read_policy(policy.spec) == policy:
             return repr(policy.spec)
     knobs = [f"{knob}={value!r}" for knob, value in vars(policy).items()]
@@ -234,5 +255,5 @@ def _written(policy: Policy) -> str:
 
 
 def _at(seen: Behaviour) -> str:
-    """Return the knobs that were changed, in words."""
+    """Return text such as `` at delta=0.1`` for the changed knobs, empty if none was changed."""
     return "".join(f" at {name}={value:.6g}" for name, value in seen.knobs.items())

@@ -1,4 +1,7 @@
-"""A pool of rows drawn once from the strategies, grouped by vocabulary for batched checks."""
+"""Draw the rows on which policies are checked, grouped by vocabulary so that checks run in batches.
+
+Most pairs come from the Hypothesis strategies, a few wide ones from numpy.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -16,15 +19,17 @@ from cactus_theory.testing import strategies  # noqa: E402
 
 Group = tuple[Tensor, Tensor]
 
-# one pair in ONE_IN is wide, with V from these ranges in the order given, each entry used once
+# one pair in ONE_IN is wide; pair i takes V from the range WIDTHS[ORDER[i]], up to seven pairs
 ONE_IN = 20
 WIDTHS = ((257, 512), (50, 64), (16, 49), (65, 256))
 ORDER = (0, 1, 2, 3, 1, 2, 3)
-# widths of one pair among two or more, and of one more among THOROUGH or more
+# V of the widest pair: from the range SMALL among two pairs or more, and VOCABULARY in one more
+# pair among THOROUGH or more
 SMALL, THOROUGH, VOCABULARY = (1_000, 1_400), 10_000, 32_000
-# least entry of a wide row, so that float32 holds it; narrow rows test deeper tails
+# least entry of a wide row: float32 still holds it; narrow rows have smaller entries
 LEAST = 1e-30
-# V above which a draft is cut to its top: enumeration takes O(V) for a drafted token
+# above DENSE tokens a draft keeps its likeliest TOP tokens only: enumerating g(·|n) takes O(V) for
+# every token that can be drafted
 DENSE, TOP = 64, 16
 
 
@@ -32,10 +37,10 @@ DENSE, TOP = 64, 16
 def examples(count: int, start: int = 0) -> tuple[Group, ...]:
     """Return ``count`` pairs of float64 rows as (target, draft) batches (R, V), V rising.
 
-    Most have few tokens; of two and more pairs one has 1,000 or more (with a draft of 16), up
-    to seven have 16 to 512, and from 10,000 pairs on one has 32,000 (with a draft of 16). The
-    same ``count`` and ``start`` give the same rows in the same program: Hypothesis also draws
-    constants of the modules that are loaded (not those of installed packages).
+    Most pairs have few tokens. Of two pairs or more, one has 1,000 to 1,400 tokens; up to seven
+    have 16 to 512; of 10,000 pairs or more, one has 32,000. Drafts over more than 64 tokens give
+    mass to 16. Equal ``count`` and ``start`` give equal rows in one program only: Hypothesis also
+    draws constants found in the modules that are loaded (not in installed packages).
     """
     wide = _wide(count, start)
     drawn, missing = list[Group](), count - len(wide)
@@ -51,7 +56,8 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
         seed(start)(drawing(given(strategies.any_pairs())(lambda pair: drawn.append(pair))))()
 
     while len(drawn) < missing:
-        with ThreadPoolExecutor(1) as other:  # a running test's own thread may draw nothing
+        # inside a test under @given, Hypothesis draws nothing else in the test's thread
+        with ThreadPoolExecutor(1) as other:
             other.submit(draw).result()
         start += 1
     groups: dict[int, list[Group]] = {}
@@ -64,7 +70,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
 
 def _wide(count: int, start: int) -> list[Group]:
-    """Return the wide pairs among ``count``: the widest range first."""
+    """Return the wide pairs among ``count`` pairs, in the order ORDER, the widest range first."""
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
     pairs = [wide_pair(widths[place], random) for place in ORDER[: count // ONE_IN]]
@@ -77,7 +83,7 @@ def _wide(count: int, start: int) -> list[Group]:
 
 
 def _on_both_sides(vocab: int, random: np.random.Generator) -> Group:
-    """Return a wide pair whose draft proposes some tokens too often and some too rarely."""
+    """Return a wide pair whose draft proposes some tokens too often and some too rarely (p < q)."""
     while True:
         q, p = wide_pair(vocab, random)
         if bool(((q > p) & (p > 0)).any()):
@@ -85,10 +91,10 @@ def _on_both_sides(vocab: int, random: np.random.Generator) -> Group:
 
 
 def wide_pair(vocab: int, random: np.random.Generator) -> Group:
-    """Return (target, draft), rows (V,): a power law with zeros or none, and p ∝ q^a.
+    """Return rows (target, draft), each (V,): q is a power law with or without zeros, and p ∝ q^a.
 
-    In every second pair half of p is on tokens that are rare in q. Beyond 64 tokens the draft is
-    cut to its likeliest 16.
+    In half of the pairs on average, p also gives mass to tokens that are rare in q. Over more than
+    64 tokens the draft keeps its likeliest 16 only.
     """
     q = (1.0 + random.permutation(vocab)) ** -random.uniform(0.5, 3.0)
     q *= random.uniform(size=vocab) < random.choice((2 / 3, 1.0))

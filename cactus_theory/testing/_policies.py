@@ -1,4 +1,4 @@
-"""Check a policy against its properties on a pool of rows: the runner, and the assertion."""
+"""Check a policy against its properties on drawn rows: the runner, and the assertion for tests."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,11 +12,11 @@ from cactus_theory.testing.properties import PROPERTIES, Behaviour
 from cactus_theory.testing.properties.behaviour import other_knobs
 from cactus_theory.testing.report import PropertyVerdict, Report, declared, told
 
-# number of rows on which a policy is checked at each other value of its knob
+# number of rows on which a policy is checked at each further value of its knob
 ROWS_AT_OTHER_KNOBS = 24
-# most tokens of such a row
+# most tokens of a row that is checked at further values of the knob; wider rows cost more time
 NARROW = 8
-# seconds for shrinking one counterexample
+# time limit in seconds for shrinking one counterexample
 SHRINK_SECONDS = 10.0
 
 
@@ -30,11 +30,12 @@ def check_policy(
     seed: int = 0,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Report:
-    """Return the report on ``policy`` for every property, or the named ones, on batches of rows.
+    """Measure properties of a policy (the named ones, or all) on ``groups``; return the report.
 
-    ``shrink_seconds`` is for shrinking one counterexample (0 keeps the rows as they are).
-    With ``elsewhere`` some rows are also tried at values of the knob between those of the
-    ladder, drawn with ``seed``. ``progress`` is called with a property's name before it is checked.
+    ``groups`` are batches of rows (target, draft), each (R, V). Shrinking one counterexample takes
+    at most ``shrink_seconds``; 0 keeps the rows as they are. With ``elsewhere`` some rows are also
+    checked at values of the policy's knob that are drawn with ``seed``. ``progress`` is called with
+    each property's name before the property is checked.
     """
     checker = Checker(policy, shrink_seconds)
     chosen = list(PROPERTIES) if properties is None else list(properties)
@@ -57,7 +58,8 @@ def check_policy(
             verdict = PropertyVerdict(name, prop.statement, "not declared", 0, None)
         else:
             verdict = checker.verdict_on(prop, behaviours + (others if prop.at_other_knobs else []))
-        if prop is first:  # one mistake, one finding: the other properties use the sound rows
+        # rows without finite answers fail `answers` only, so that one mistake gives one finding
+        if prop is first:
             behaviours = [b for b in map(checker.with_numbers, behaviours) if len(b.q)]
             answering = (b for b in others if checker.error_on(first, b) is None)
             others = [b for b in map(checker.with_numbers, answering) if len(b.q)]
@@ -66,7 +68,7 @@ def check_policy(
 
 
 def _at_other_knobs(checker: Checker, groups: list[Pair], seed: int) -> list[Behaviour]:
-    """Return the rule at other values of its knob, on some rows of a few tokens."""
+    """Return the policy's behaviour at drawn values of its knob, on some rows of few tokens."""
     narrow = [group for group in groups if 3 <= group[0].shape[-1] <= NARROW]
     if not narrow or checker.policy.knob is None:
         return []
@@ -88,24 +90,31 @@ def assert_policy_properties(
 ) -> Report:
     """Check a policy against every property it must have; raise AssertionError if one is broken.
 
-    The message shows, for the first broken property, the simplest rows found, what was expected,
-    what was found and the likeliest cause, and it names the other ones. The report of a policy
-    without faults is returned. Under Hypothesis's ``@given`` it may be called, too.
+    The error message describes the first broken property: the simplest rows found, the number that
+    was expected, the number that was found and the likeliest cause. The message then names all
+    further broken properties. The function may be called inside a test under Hypothesis's
+    ``@given``.
 
     Parameters
     ----------
-    policy : a policy, from ``ct.rule``, ``ct.policy`` or a class of your own, or a spec string.
+    policy : a policy made by ``ct.rule`` or ``ct.policy``, an instance of your class, or a spec
+        string.
     properties : names out of ``PROPERTIES``; all of them by default.
-    examples : pairs of rows to draw; ``seed`` fixes which, and which other knobs are tried.
-    rows : (target, draft) to check instead and to report as they are, (V,) or (R, V), at the
-        policy's own knobs only.
+    examples : number of pairs of rows to draw.
+    seed : seed of these rows, and of the further values of the knob that are checked.
+    rows : rows (target, draft), each (V,) or (R, V), to check in place of drawn rows. They are
+        reported as they are, not shrunk, and checked at the policy's present knobs only.
+
+    Returns
+    -------
+    The report of a policy without faults.
 
     Raises
     ------
     AssertionError
         A property is broken.
     ValueError, TypeError
-        An unknown property, rows that are no distributions, a policy that is none.
+        Unknown property names, rows that are not distributions, a policy that cannot be read.
 
     Examples
     --------

@@ -1,4 +1,7 @@
-"""Check a rule in its own process, so that one that hangs or ends its process is told of."""
+"""Check a user's rule in a process of its own, for ``cactus-theory check``.
+
+A rule that never returns, or that ends its process, then gives an error message.
+"""
 
 import json
 import os
@@ -32,16 +35,16 @@ def check_file(
     properties: list[str] | None = None,
     quiet: bool = False,
 ) -> Report:
-    """Return the report on the rule ``file.py:name``, which runs in its own process.
+    """Check the rule ``file.py:name`` in a new process, and return the report.
 
-    What the rule prints is dropped; unless ``quiet`` each property is named on stderr. ValueError,
-    OSError where there is no such file or name, for a file that raises, and for a name that is no
-    rule; TimeoutError for a process that is not done after ``timeout`` seconds, RuntimeError for
-    one that ends.
+    Standard output of the rule is dropped. Unless ``quiet``, each property's name is printed on
+    stderr. Raises OSError for a missing file; ValueError for a missing name, for a file that raises
+    an error, and for a name that is not a rule; TimeoutError if the process is not done after
+    ``timeout`` seconds; RuntimeError if the process ends without a report.
     """
     split(source)
     options = {"source": source, "examples": examples, "seed": seed, "properties": properties}
-    # Hypothesis must not create its database next to the user's rule
+    # otherwise Hypothesis would create its database next to the user's file
     stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
     home = str(Path(__file__).resolve().parents[2])
     found = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -55,7 +58,7 @@ def check_file(
         fault, events = "", late.stdout or b""
     state = dict[str, Any]()
     for line in events.decode().splitlines():
-        with suppress(ValueError):  # a line that was cut off
+        with suppress(ValueError):  # a process that was killed may leave half a line
             state |= json.loads(line)
     if "refused" in state:
         raise ValueError(state["refused"])
@@ -68,11 +71,14 @@ def check_file(
 
 
 def work() -> None:
-    """Check the rule and print events as JSON lines; then end at once, threads of the rule too."""
+    """Check the rule and print events as JSON lines; then end the process with all its threads.
+
+    This is the child process of :func:`check_file`, with its options as JSON in ``sys.argv[1]``.
+    """
     options = json.loads(sys.argv[1])
     source, names = options["source"], options["properties"]
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the rule prints
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the rule's prints must not mix with the events
 
     def say(**event: Any) -> None:
         print(json.dumps(event), file=events, flush=True)
@@ -98,7 +104,7 @@ def work() -> None:
 
 
 def declaration(policy: Policy, source: str) -> str:
-    """Return the policy's declaration; raise ValueError if it cannot be read."""
+    """Return the policy's declaration in words; raise ValueError if it cannot be read."""
     try:
         if (budget := policy.declares.budget) is not None:
             read_divergence(budget.divergence)

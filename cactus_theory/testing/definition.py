@@ -1,8 +1,9 @@
-"""Define a property, bounds on numbers of a thing seen on examples, and measure it.
+"""Define properties (bounds that computed numbers must keep), and measure them on examples.
 
-A kind of thing that is checked (policies, verifiers, and those of ``tests/kits``) is a table of
-:class:`Properties` and a subclass of :class:`Seen` for its examples; :func:`broken` does the rest.
-Policies may come from a user: see ``_check_properties.py``.
+Each kind of object that is checked (policies, verifiers, and the kinds of ``tests/kits``) has a
+table :class:`Properties` and a subclass of :class:`Seen`, which computes the numbers on examples.
+:func:`broken` checks all of a kind. Policies are checked by ``_check_properties.py`` instead,
+because a user's policy may raise errors.
 """
 
 import inspect
@@ -18,13 +19,13 @@ from torch import Tensor
 from cactus_theory.base import arguments as check
 from cactus_theory.testing.report import Finding, message
 
-# tolerance of float64 sums of a few dozen terms ≤ 1, and of roots
+# tolerance of float64 sums of a few dozen terms ≤ 1, and of numerical roots
 EXACT = 1e-9
-# tolerance of a row's sum in another order of its terms
+# by how much a row's sum may change when its terms are added in a different order
 ROUNDING = 1e-15
-# the largest float64 below 1, the last value a coin can take
+# the largest float64 below 1, and so the largest uniform random number ("coin") in [0, 1)
 LAST_COIN = 1 - 2.0**-53
-# the widest row that a property is checked on by default
+# most tokens of a row on which a property is checked by default
 WIDEST = 512
 # bound for numbers that only have to be finite
 FINITE = torch.finfo(torch.float64).max
@@ -32,16 +33,18 @@ FINITE = torch.finfo(torch.float64).max
 
 @dataclass(frozen=True)
 class Bounds:
-    """low − allowed ≤ found ≤ high + allowed, entry by entry.
+    """Numbers and the bounds they must keep: low − allowed ≤ found ≤ high + allowed, by entry.
 
     Attributes
     ----------
-    found : (N, …) numbers of the rule. ``low``, ``high`` : bounds on them.
-    about : the name of one number: a text with places for its indices after the first, such as
-        ``"acceptance of token {0}"``, or a function of the whole index.
-    allowed : what rounding may add; (N, …) if that depends on the entry.
+    found : (N, …), the numbers that were computed.
+    low, high : bounds on ``found``, of a shape that expands to (N, …); None for no bound.
+    about : the name of an entry in messages: a format string for the entry's indices after the
+        first, such as ``"acceptance of token {0}"``, or a function of the whole index.
+    allowed : tolerance for rounding errors; (N, …) if the tolerance depends on the entry.
     counts : (N, …) bool, the entries to which the property applies; None for all.
-    rows : (N,) the row that each entry of the first axis is about; None if N counts the rows.
+    rows : (N,), the example that each index of the first axis belongs to; None if index i belongs
+        to example i.
 
     Examples
     --------
@@ -61,7 +64,7 @@ class Bounds:
     rows: Tensor | None = None
 
     def margins(self) -> Tensor:
-        """Return (N, …) how far each number is from breaking the property, negative if broken."""
+        """Return (N, …), how far each number is from breaking its bound; negative if broken."""
         numbers = self.found.double()
         excess = torch.full_like(numbers, -torch.inf)
         for bound, sign in ((self.low, -1.0), (self.high, 1.0)):
@@ -73,7 +76,7 @@ class Bounds:
         return margins if self.counts is None else torch.where(self.counts, margins, torch.inf)
 
     def describe(self, index: tuple[int, ...]) -> tuple[str, str, str]:
-        """Return (about, expected, found) of one entry, as text."""
+        """Return three texts about one entry: name, allowed numbers, number found."""
         about = self.about(index) if callable(self.about) else self.about.format(*index[1:])
         low, high = (
             None if b is None else float(_number(b).expand(self.found.shape)[index])
@@ -89,20 +92,21 @@ class Bounds:
 
 
 def _number(bound: Any) -> Tensor:
+    """Return a bound as a float64 tensor."""
     return torch.as_tensor(bound, dtype=torch.float64)
 
 
 class Seen:
-    """Numbers of a policy, a verifier, … on some examples, for its properties to bound."""
+    """Numbers that a policy, a verifier, … gives on a batch of examples; properties bound them."""
 
-    width = 0  # tokens of a row; a property is skipped beyond its ``widest``
+    width = 0  # V of the rows; a property is skipped on rows wider than its ``widest``
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
         """Yield lines (label, text) that show one example in the message of a failure."""
         yield from ()
 
     def again(self, row: int, name: str) -> str:
-        """Return the call that checks this example for one property again."""
+        """Return a Python call that checks the property ``name`` on this example again."""
         return ""
 
 
@@ -110,24 +114,24 @@ Measure = TypeVar("Measure", bound=Callable[[Any], Iterator[Bounds]])
 
 
 def always(thing: Any) -> bool:
-    """Return True: the property holds for all things of a kind."""
+    """Return True: the property applies to every object of its kind."""
     return True
 
 
 @dataclass(frozen=True)
 class Property:
-    """A property of policies, of verifiers, or of another kind.
+    """A property that policies, verifiers or objects of another kind must have.
 
     Attributes
     ----------
-    name : its name in reports and in ``properties=``.
-    statement : the first paragraph of its docstring.
-    applies : whether a policy, a verifier, … has to have it (always, or because it says so).
-    measure : a :class:`Seen` → the bounds that its numbers must keep.
+    name : name of the property in reports and in ``properties=``.
+    statement : the sentence that must be true, from the first paragraph of a docstring.
+    applies : function of the checked object: whether the object must have the property.
+    measure : function of a :class:`Seen` that yields the :class:`Bounds` to keep.
     hint : the likeliest cause of a failure, in words.
-    steady : whether policies with jumps (``continuous=False``) are judged away from them only.
-    at_other_knobs : whether it is also checked at other values of a policy's knob.
-    widest : the largest vocabulary it is checked on; enumerating more is too slow.
+    steady : whether policies with jumps (``continuous=False``) are judged away from jumps only.
+    at_other_knobs : whether the property is also checked at further values of a policy's knob.
+    widest : largest V on which the property is checked; on wider rows its enumeration is too slow.
     """
 
     name: str
@@ -141,16 +145,19 @@ class Property:
 
 
 class Properties(dict[str, Property]):
-    """The properties of one kind, by name, in the order in which they are checked."""
+    """All properties of one kind of object, by name, in the order in which they are checked."""
 
     def __init__(self, decorator: str) -> None:
         super().__init__()
-        self.decorator = decorator  # name of the decorator in error messages
+        self.decorator = decorator  # name of the registering decorator, for error messages
 
     def register(
         self, applies: Callable[[Any], bool] = always, **options: Any
     ) -> Callable[[Measure], Measure]:
-        """Register a function as a property; its docstring states it, ``options`` the rest."""
+        """Return a decorator that makes a function a property; ``options`` are further fields.
+
+        The first paragraph of the function's docstring becomes the property's statement.
+        """
         if inspect.isgeneratorfunction(applies):
             raise TypeError(
                 f"{self.decorator}: must be used with parentheses, @{self.decorator}(); "
@@ -173,7 +180,7 @@ class Properties(dict[str, Property]):
         return add
 
     def chosen(self, argument: str, names: Any = None) -> list[Property]:
-        """Return the named properties, all of them for None; raise ValueError for a wrong name."""
+        """Return the named properties (all if ``names`` is None); ValueError for unknown names."""
         return [
             self[check.one_of(argument, name, tuple(self))]
             for name in (self if names is None else names)
@@ -182,7 +189,11 @@ class Properties(dict[str, Property]):
 
 @dataclass
 class Worst:
-    """The entry with the smallest margin among some rows."""
+    """The entry with the smallest margin on a batch, in words as by :meth:`Bounds.describe`.
+
+    ``row`` is the number of the entry's example, and ``counted`` the number of examples to which
+    the property applied. The margin is ∞ if the property applied to no entry.
+    """
 
     margin: float = math.inf
     row: int = 0
@@ -193,7 +204,11 @@ class Worst:
 
 
 def measure(prop: Property, seen: Seen) -> Worst:
-    """Return the worst entry of a property on a batch; foreign exceptions pass through."""
+    """Return the entry of a batch with the smallest margin for a property.
+
+    A property may yield several bounds; after the first broken one the others are not computed.
+    Errors of the checked object pass through.
+    """
     worst, counted = Worst(), set()
     if seen.width > prop.widest:
         return worst
@@ -207,11 +222,11 @@ def measure(prop: Property, seen: Seen) -> Worst:
             used = bounds.counts.reshape(len(margins), -1).any(-1)
         counted |= set(owners[used].tolist())
         if float(margins.min()) < worst.margin:
-            # numpy's unravel_index, as the first call of torch's imports for a second
+            # numpy's unravel_index, because torch's takes a second to import on its first call
             place = np.unravel_index(int(margins.argmin()), tuple(margins.shape))
             index = tuple(int(i) for i in place)
             worst = Worst(float(margins.min()), int(owners[index[0]]), *bounds.describe(index))
-        if worst.margin < 0:  # a property's first bounds are the easiest to understand
+        if worst.margin < 0:  # the first bounds of a property are the easiest to understand
             break
     worst.counted = len(counted)
     return worst
@@ -220,15 +235,18 @@ def measure(prop: Property, seen: Seen) -> Worst:
 def finding(
     prop: Property, worst: Worst, rows: tuple[list[float], list[float]] = ([], []), **more: Any
 ) -> Finding:
-    """Return the finding for a broken property; ``more`` are its last fields."""
+    """Return the finding for a broken property on (target, draft); ``more`` are its last fields."""
     numbers = worst.about, worst.expected, worst.found, worst.margin
     return Finding(prop.name, prop.statement, *rows, *numbers, **more)
 
 
 def broken(thing: str, examples: Iterable[Seen], properties: Iterable[Property]) -> str:
-    """Return the message of the first broken property, empty if all hold."""
+    """Return a message about the first broken property of ``thing``, or an empty text if all hold.
+
+    ``examples`` come smallest first, so that the message shows the smallest failing example.
+    """
     chosen = list(properties)
-    for seen in examples:  # in the order of their size: the first that fails is the smallest
+    for seen in examples:
         for prop in chosen:
             worst = measure(prop, seen)
             if worst.margin < 0:

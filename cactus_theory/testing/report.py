@@ -1,4 +1,4 @@
-"""The result of a check: findings, verdicts, a report of them all, and how they read."""
+"""Results of a check (findings, verdicts, a report of all), and their text in messages."""
 
 import math
 from collections.abc import Iterable
@@ -10,21 +10,23 @@ from cactus_theory.policies import Policy
 
 # entries of a row shown on one line
 SHOWN = 12
-# margin above which any number was allowed
+# a margin above this is that of a number which only had to be finite; no digits are printed
 UNBOUNDED = 1e300
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A broken property on the simplest rows found.
+    """A broken property, shown on the simplest rows found.
 
     Attributes
     ----------
-    target, draft : the rows; empty if the rule could not be called at all.
-    about, expected, found : the number that is wrong, what it should be and what it is.
-    margin : how far inside the property, hence negative; −∞ where there is no number.
-    emitted : the emitted law on these rows, empty if the rule could not be called.
-    hint : the likeliest cause, in words. ``again`` : a call that fails as long as it is broken.
+    property, statement : name of the property, and the sentence that is not true.
+    target, draft : the rows, V numbers each; empty for objects that are not policies.
+    about, expected, found : in words: name of the wrong number, allowed numbers, number found.
+    margin : distance from keeping the property, negative; −∞ where there is no number.
+    emitted : the emitted distribution on these rows; empty if the policy raised an error.
+    hint : the likeliest cause, in words.
+    again : a Python call that fails as long as the property is broken.
     """
 
     property: str
@@ -46,9 +48,10 @@ class PropertyVerdict:
 
     Attributes
     ----------
-    verdict : ``holds``, ``fails``, ``not declared``, or ``not checked`` if it does not apply to
-        any of the rows.
-    examples : rows it was checked on. ``worst`` : the smallest margin met, None without rows.
+    verdict : ``holds``, ``fails``, ``not declared``, or ``not checked`` if the property applies to
+        none of the rows.
+    examples : number of rows on which the property was checked.
+    worst : the smallest margin on these rows, None without rows.
     """
 
     property: str
@@ -69,7 +72,7 @@ class Report:
 
     @classmethod
     def of(cls, plain: dict[str, Any]) -> "Report":
-        """Return the report whose plain values ``asdict`` gave."""
+        """Return the report that ``dataclasses.asdict`` turned into plain values."""
         verdicts = [
             PropertyVerdict(**own | {"finding": own["finding"] and Finding(**own["finding"])})
             for own in plain["properties"]
@@ -88,7 +91,7 @@ class Report:
 
 
 def declared(policy: Policy) -> str:
-    """Return a policy's declaration, in words."""
+    """Return everything that a policy declares, in words."""
     claims = policy.declares
     parts = [
         f"{entry.name} {getattr(claims, entry.name)}".replace("_", " ").removesuffix(" True")
@@ -99,14 +102,14 @@ def declared(policy: Policy) -> str:
 
 
 def number(x: float) -> str:
-    """Return a margin such as ``-0.0267`` or ``+1e-09``."""
+    """Return a margin as text such as ``-0.0267``; empty for a margin near ∞, ``-`` near −∞."""
     if abs(x) > UNBOUNDED:
         return "" if x > 0 else "-"
     return f"{x:+.3g}"
 
 
 def row(values: list[float]) -> str:
-    """Return ``[0.5, 0.5]``, long rows cut short."""
+    """Return a row as text such as ``[0.5, 0.5]``; of a long row the first entries only."""
     parts = [repr(x) if float(f"{x:.6g}") == x else f"{x:.6g}" for x in values]
     if len(parts) > SHOWN:
         parts = [*parts[:SHOWN], f"… {len(values) - SHOWN} more"]
@@ -114,7 +117,7 @@ def row(values: list[float]) -> str:
 
 
 def message(thing: str, finding: Finding, example: Iterable[tuple[str, str]] = ()) -> str:
-    """Return the failure in words; ``example`` : lines (label, text) beside a finding's rows."""
+    """Return a finding in words; ``example`` holds further lines (label, text) about the rows."""
     rows = (("target q", finding.target), ("draft  p", finding.draft), ("emitted", finding.emitted))
     margin = number(finding.margin) if math.isfinite(finding.margin) else ""
     lines = [
@@ -133,7 +136,7 @@ def message(thing: str, finding: Finding, example: Iterable[tuple[str, str]] = (
 
 
 def told(report: Report) -> str:
-    """Return the first finding in full, and the other broken properties by their names."""
+    """Return the first finding in full, and the names of the remaining broken properties."""
     first, *others = report.findings
     text = message(report.policy, first)
     names = ", ".join(own.property for own in others)
@@ -141,14 +144,14 @@ def told(report: Report) -> str:
 
 
 def summary(report: Report) -> str:
-    """Return how many properties are broken, in words."""
+    """Return the number of broken properties, in words."""
     count = len(report.findings)
     words = f"{count} broken {'property' if count == 1 else 'properties'}"
     return words if count else "no property is broken"
 
 
 def table(report: Report) -> str:
-    """Return property × verdict × examples × worst margin."""
+    """Return a text table with a line a property: verdict, number of examples, worst margin."""
     head = ("property", "verdict", "examples", "worst margin")
     cells: list[tuple[str, str, str, str]] = [head]
     for v in report.properties:

@@ -1,9 +1,9 @@
 """Hypothesis strategies for probability rows, pairs of rows, and budgets.
 
-They favour what breaks samplers: zeros, one-hot rows, entries of 1e-30 or 1e-310 next to
-entries of 0.3, ties missed by one rounding, drafts that keep proposing rare tokens,
-budgets of 0 and ∞. Every strategy takes keywords only and returns float64 tensors unless a
-dtype is named. They shrink to few tokens and round numbers.
+The strategies favour rows that break samplers: zeros, one-hot rows, entries of 1e-30 or 1e-310
+next to entries of 0.3, entries that differ by one rounding, drafts that keep proposing rare
+tokens; and budgets of 0 and ∞. Every strategy takes keywords only and draws float64 tensors
+unless a dtype is named. Hypothesis shrinks failing examples to few tokens and round numbers.
 """
 
 import math
@@ -22,14 +22,15 @@ __all__ = ["budgets", "distributions", "pairs"]
 
 # −log10 of the smallest weight drawn together with weights of order one
 TINY_EXPONENT = 30
-# most float64 roundings by which the entries of a near tie differ
+# an entry of a near tie is moved by at most so many float64 roundings
 TIE_ULPS = 4
-# powers of ten that a tail spans, and the deepest whose ratio p/q is finite
+# powers of ten that the smallest entries of a row span; and −log10 of the smallest entry, before
+# the row is divided by its sum, with which ratios p/q are finite except in rare cases
 TAIL_SPREAD, DEEPEST_RATIO = 15, 307
 
 
 def weights(*, zeros: bool = True, tiny: bool = True) -> st.SearchStrategy[float]:
-    """Draw one unnormalised entry: a whole number up to 9, any float of order one, 10^−k, or 0."""
+    """Draw one unnormalised entry of a row: 1 … 9, a float from 0.01 to 1, 10^−k (k ≤ 30), or 0."""
     kinds = [st.integers(1, 9).map(float), st.floats(0.01, 1.0)]
     if tiny:
         kinds.append(st.integers(1, TINY_EXPONENT).map(lambda k: 10.0**-k))
@@ -50,8 +51,8 @@ def distributions(
 ) -> Tensor:
     """Draw one row (V,) of probabilities, min_vocab ≤ V ≤ max_vocab.
 
-    With ``zeros`` some tokens may be impossible, up to one-hot rows; with
-    ``tiny`` entries go down to 1e-30. The sum misses 1 by rounding in ``dtype`` only.
+    With ``zeros`` some entries may be 0, up to one-hot rows; with ``tiny`` entries may be as small
+    as about 1e-30. The row sums to 1 up to rounding in ``dtype``.
     """
     entry = weights(zeros=zeros, tiny=tiny)
     return _row(draw(st.lists(entry, min_size=min_vocab, max_size=max_vocab))).to(dtype)
@@ -75,12 +76,12 @@ def pairs(
     tiny: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, Tensor]:
-    """Draw (target, draft) rows over one vocabulary.
+    """Draw a target row and a draft row over one vocabulary, (V,) each.
 
-    The draft is independent of the target, equal to it, the target in another order, or
-    the target moved by a few float64 roundings.
+    The draft row is independent of the target row, equal to the target row, a permutation of the
+    target row, or the target row moved by a few float64 roundings.
     """
-    # lists of pairs of entries, so that leaving out a token is one step of shrinking
+    # entries are drawn in pairs, so that Hypothesis leaves out a token in one step of shrinking
     relation = draw(st.sampled_from(("independent", "independent", "equal", "shuffled", "near")))
     entry = weights(zeros=zeros, tiny=tiny)
     others = {"independent": entry, "near": st.integers(-TIE_ULPS, TIE_ULPS)}
@@ -106,7 +107,7 @@ def one_hot(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 10) -> Tens
 
 @st.composite
 def near_ties(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Tensor:
-    """Draw a row (V,) whose entries are equal or differ by up to four float64 roundings."""
+    """Draw a row (V,) of equal entries, each moved by up to four float64 roundings."""
     vocab = draw(st.integers(min_vocab, max_vocab))
     steps = draw(st.lists(st.integers(-TIE_ULPS, TIE_ULPS), min_size=vocab, max_size=vocab))
     row = 1 + torch.tensor(steps, dtype=torch.float64) * 2.0**-52
@@ -117,7 +118,7 @@ def near_ties(draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10) -> Te
 def subnormal_tails(
     draw: st.DrawFn, *, min_vocab: int = 2, max_vocab: int = 10, deepest: int = 323
 ) -> Tensor:
-    """Draw a row (V,) with entries down to 10^−deepest; below 1e-308 float64 loses its digits."""
+    """Draw a row (V,) with entries down to 10^−deepest; below 1e-308 float64 has fewer digits."""
     vocab = draw(st.integers(min_vocab, max_vocab))
     tail = st.integers(deepest - TAIL_SPREAD, deepest).map(lambda k: float(f"1e-{k}"))
     entries = draw(st.lists(st.one_of(weights(tiny=False), tail), min_size=vocab, max_size=vocab))
@@ -129,10 +130,10 @@ def subnormal_tails(
 def over_proposing(
     draw: st.DrawFn, *, min_vocab: int = 3, max_vocab: int = 40
 ) -> tuple[Tensor, Tensor]:
-    """Draw (target, draft) where the draft spreads its mass over many tokens rare in q.
+    """Draw rows (target, draft) in which the draft gives much mass to tokens that are rare in q.
 
-    The worst case of per-proposal budgets: each proposal is within its budget, and together
-    they move the emitted law far away from q.
+    This is the worst case of budgets per proposal: each drafted token is within the budget, but
+    all of them together move the emitted law far away from q.
     """
     vocab = draw(st.integers(min_vocab, max_vocab))
     rare = draw(st.integers(1, vocab - 1))
@@ -145,9 +146,10 @@ def over_proposing(
 
 @st.composite
 def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tuple[Tensor, Tensor]:
-    """Draw (target, draft) of any of the kinds above; over-proposing drafts have up to 2V tokens.
+    """Draw rows (target, draft) by any of the strategies above.
 
-    Tails reach down to 1e-307, so that every ratio p/q is a number.
+    Pairs by :func:`over_proposing` have up to 2 · max_vocab tokens. Tails reach down to 1e-307
+    before a row is divided by its sum, so that hardly any ratio p/q overflows.
     """
     sizes: dict[str, Any] = {"min_vocab": min_vocab, "max_vocab": max_vocab}
     kind = draw(st.sampled_from(("pair", "pair", "rare", "mixed", "mixed")))
@@ -175,5 +177,5 @@ def budgets() -> st.SearchStrategy[float]:
 
 
 def acceptances() -> st.SearchStrategy[float]:
-    """Draw a wanted acceptance of a row: 0, 1 or anything between."""
+    """Draw an acceptance that a row is to have: 0, 1 or any number between 0 and 1."""
     return st.one_of(st.floats(0, 1), st.sampled_from((0.0, 1.0)))

@@ -1,7 +1,7 @@
-"""The properties of policies, one function each; its docstring is its statement.
+"""All properties of policies. Each is a function whose docstring states what must be true.
 
-``PROPERTIES`` maps names to properties in the order in which they are checked. A property of your
-own is a function under ``@policy_property()``: see :func:`cactus_theory.testing.policy_property`.
+``PROPERTIES`` maps names to properties in the order in which they are checked. To add a property,
+put ``@policy_property()`` on a function: see :func:`cactus_theory.testing.policy_property`.
 """
 
 from cactus_theory.testing.definition import Bounds as Bounds  # noqa: I001  their order

@@ -1,6 +1,7 @@
-"""Properties that every policy must have, whatever it declares, also in the verification step.
+"""Properties that every policy must have, whatever the policy declares.
 
-There its coins have to decide as φ and g state.
+Some of them run the verifier ``chain`` with chosen coins (uniform random numbers), and compare its
+decisions with the policy's φ and g.
 """
 
 from collections.abc import Iterator
@@ -25,13 +26,13 @@ from cactus_theory.verify import verify_chain
 from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.node import nodes_of_rows
 
-# tolerance of a probability's comparison with 0 and 1
+# tolerance with which a probability is compared with 0 and 1
 PROBABILITY = 1e-12
 
 
 @policy_property(hint="0/0, log 0, or an index that some row does not have", widest=REAL)
 def answers(seen: Behaviour) -> Iterator[Bounds]:
-    """Every call returns finite numbers of the right shape, in time."""
+    """Every call returns finite numbers of the right shape within the time limit."""
     most = FINITE
     yield Bounds(seen.phi, -most, most, "acceptance of token {0}", 0.0, seen.drafted)
     yield Bounds(seen.recovered, -most, most, residual_entry(seen), 0.0, rows=seen.pairs[0])
@@ -67,7 +68,7 @@ def emitted_law_sums_to_one(seen: Behaviour) -> Iterator[Bounds]:
     hint="a sum, maximum or index runs over the batch instead of the last axis", steady=True
 )
 def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
-    """A row's answers do not depend on the other rows of the same call."""
+    """φ and the emitted law of a row do not depend on the other rows of the same call."""
     rows = len(seen.q)
     q, p = (torch.cat([row, row.roll(1, -1), row.flip(-1)]) for row in (seen.q, seen.p))
     together = seen.on(q, p)
@@ -85,7 +86,10 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
 def _unmoved(
     seen: Behaviour, phi: Tensor, emitted: Tensor, when: str, rows: Tensor, allowed: Any = EXACT
 ) -> Iterator[Bounds]:
-    """Yield whether φ and the emitted law are on other ``rows`` (R,) what they are on these."""
+    """Yield bounds: ``phi`` and ``emitted``, found on changed rows, equal those of ``seen``.
+
+    Only rows marked in ``rows`` (R,) count; ``allowed`` is the tolerance of φ.
+    """
     judged = rows[:, None].expand(seen.q.shape)
     about = f"acceptance of token {{0}} {when}"
     yield Bounds(phi, seen.phi, seen.phi, about, allowed, judged & seen.drafted)
@@ -94,6 +98,7 @@ def _unmoved(
 
 
 def _names_no_tokens(policy: Policy) -> bool:
+    """Return whether the policy treats all token ids alike."""
     return not (policy.declares.floored or policy.declares.held)
 
 
@@ -101,9 +106,9 @@ def _names_no_tokens(policy: Policy) -> bool:
     _names_no_tokens, hint="an index, or the first or last token, is treated specially", steady=True
 )
 def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
-    """Moving every token moves the answers along (rows with exact ties excluded).
+    """Permuting the tokens permutes φ and the emitted law alike (rows with exact ties excluded).
 
-    By one place, and by a drawn permutation, which tells neighbours apart, too.
+    The tokens are moved by one place, and by a drawn permutation, which also separates neighbours.
     """
     ordered = seen.q.sort(-1).values
     tied = ((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] > 0)).any(-1)
@@ -121,7 +126,7 @@ def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     steady=True,
 )
 def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
-    """Adding tokens with q = p = 0 changes nothing, and they are never emitted."""
+    """Adding tokens with q = p = 0 changes nothing, and the added tokens are never emitted."""
     q, p = (torch.nn.functional.pad(row, (1, 2)) for row in (seen.q, seen.p))
     wide = seen.on(q, p)
     numbers, when = (wide.phi[:, 1:-2], wide.emitted[:, 1:-2]), "after adding impossible tokens"
@@ -131,25 +136,31 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _resummed(seen: Behaviour) -> Tensor:
-    """Return by how much φ may change when sums are taken in another order, relative to p φ."""
+    """Return (R, V), by how much φ may change when sums are taken in another order.
+
+    Such a change is one of the mass p φ, so the tolerance of φ grows as 1/p.
+    """
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
 
 
-# least share of a token whose middle is clear of its borders
+# least g(x|n) of a recovered token x that is checked: the middle of a narrower share lies within
+# rounding errors of the next token's share
 BORDER = 1e-9
-# most rows, and most drafted tokens in them, whose coins are enumerated
+# most rows, and most drafted tokens in these rows, whose coins are enumerated
 MOST_ROWS, MOST_PAIRS = 10, 40
+# number of coins tried for each drafted token: see _coins_at
 COINS = 4
 # most draws in a wide row, and most entries of target rows verified at once
 MOST_DRAWS, ENTRIES = 16, 2**18
-# distance of a coin from φ that is certain to decide, what rounding of a row may move of a token's
-# mass p φ, and the denominator of exact coins
+# distance of a coin from φ at which rounding cannot change the decision; by how much rounding of a
+# row may change a token's mass p φ; denominator of the coins that may equal φ exactly
 APART, MOVED, SHORT = 1e-12, 1e-15, 2.0**20
 
 
 def _coins_at(phi: Tensor, apart: Tensor) -> Tensor:
-    """Return coins at which a decision may turn: 0, below φ, φ and above it, (…, 4, V)."""
-    # a verifier may compute φ in another order: only a short binary fraction is met exactly
+    """Return four coins for each drafted token: 0, just below φ, equal to φ, just above φ."""
+    # a verifier may compute φ in another order, so only a φ that is a short binary fraction is
+    # certain to equal the coin; otherwise the coin is 0
     short = (phi * SHORT == (phi * SHORT).round())[:, 0]
     at = torch.where(short, phi[:, 0], 0.0)
     coins = [torch.zeros_like(at), phi[:, 1] - apart, at, phi[:, 3] + apart]
@@ -162,8 +173,8 @@ def _coins_at(phi: Tensor, apart: Tensor) -> Tensor:
 def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     """A drafted token is accepted iff its coin < φ; a rejected one is replaced by g's quantile.
 
-    Enumerated over coins: 0, just below φ, φ itself and just above it for the acceptance,
-    the middle of every token's share for the draw (of 16 tokens in wide rows).
+    The acceptance coins that are tried are 0, just below φ, φ itself and just above φ. The draws
+    are the middles of the shares of [0, 1) that g gives to tokens (to 31 tokens at most).
     """
     rows, vocab = min(MOST_ROWS, len(seen.q)), seen.q.shape[-1]
     row, n = seen.drafted[:rows].nonzero().T
@@ -177,7 +188,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     each, ids = (x[:, None, None].expand(shape).reshape(-1, 1) for x in (row, n))
     target = torch.stack([seen.q[:rows]] * 2, 1)[each[:, 0]]
     draft = seen.p[each]
-    # called with the same shapes as in the verifier, so that φ agrees to the last bit
+    # φ is computed with the verifier's shapes, so that both values agree to the last bit
     phi = seen.policy.acceptance(target[:, :1], draft, ids[..., None]).reshape(shape)
     apart = (MOVED / seen.p[row, n]).clamp(APART, 1.0)[:, None, None]
     coin = _coins_at(phi.double(), apart[:, 0])
@@ -188,7 +199,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     verdict = verify_chain(seen.policy, target, draft, ids, coins=coins, validate=False)
     accepted = coin < phi
     token = draws.expand(shape)
-    # 1 minus a rounding error may be 1 in a verifier
+    # where φ is 1 minus a rounding error, a verifier may compute 1
     sharp = ((coin - phi).abs() >= apart / 2) | (coin == phi) | (phi == 0)
     sharp &= ~((phi < 1) & (phi > 1 - apart))
     clear = sharp & (accepted | (g > BORDER)[:, draws][:, None, :].expand(shape))
@@ -205,12 +216,12 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
 
 
-# values at which a knob is tried on a few rows, far from those in use, as its range allows
+# extreme values at which a knob is tried, where its range allows them, and the number of rows
 FAR, FEW = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300), 2
 
 
 def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
-    """Return (value, policy) of a registered policy's knob, unless it is a whole number."""
+    """Return (value, policy) at each allowed value of FAR; none for a user's or an integer knob."""
     whole = isinstance(getattr(policy, policy.knob or "", None), int)
     if whole or getattr(policy, "source", None) is not None:
         return []
@@ -224,9 +235,9 @@ def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
     widest=6,
 )
 def far_knobs_have_one_law(seen: Behaviour) -> Iterator[Bounds]:
-    """The law that is said, drawn and charged is one row at knobs from 1e-300 to 1e300.
+    """The law stated, drawn and charged is one row at knobs from 1e-300 to 1e300.
 
-    Said by ``emitted``, drawn by the coins of a chain, charged by the meter.
+    ``emitted`` states the law, a chain draws from it with its coins, and the meter charges it.
     """
     q, p = seen.q[:FEW], seen.p[:FEW]
     divergence = read_divergence(getattr(seen.policy, "divergence", "kl"))

@@ -12,21 +12,22 @@ from torch import Tensor
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.testing.definition import WIDEST, Measure, Properties, Seen, always
 
-# largest V of properties that take O(V) for a drafted token: a real vocabulary
+# largest V for properties that take little time on the widest rows: that of a real vocabulary
 REAL = 200_000
-# relative change of rows that must not move an answer by more than JUMP, or a jump is near
+# if changing a row's entries by AWAY (relative) moves an answer by more than JUMP, a jump is near
 AWAY = 1e-4
 JUMP = 1e-2
 
 
 class Behaviour(Seen):
-    """A rule on rows q and p (R, V); every answer is computed once and kept.
+    """The answers of a policy on rows q and p (R, V); each is computed once and kept.
 
     Attributes
     ----------
-    rule, q, p : as given.
-    drafted : (R, V) whether the draft can propose the token.
-    knobs : the values by which ``rule`` differs from the policy that is being checked.
+    policy : the policy.
+    q, p : target rows and draft rows, (R, V).
+    drafted : (R, V) whether the draft can propose the token: p > 0.
+    knobs : values of knobs that were changed; empty for the policy that the user gave.
 
     Examples
     --------
@@ -50,61 +51,62 @@ class Behaviour(Seen):
         self.knobs = knobs or {}
 
     def on(self, q: Tensor, p: Tensor, *, policy: Policy | None = None) -> "Behaviour":
-        """Return the behaviour on other rows, or of another rule."""
+        """Return the behaviour on other rows, of ``policy`` if one is given."""
         return Behaviour(self.policy if policy is None else policy, q, p, self.knobs)
 
     @property
     def tokens(self) -> Tensor:
-        """Return 0 … V−1 for every row, (R, V)."""
+        """Return the token ids 0 … V−1 for every row, (R, V)."""
         return torch.arange(self.q.shape[-1]).expand(self.q.shape)
 
     @cached_property
     def phi(self) -> Tensor:
-        """Return φ of every token, (R, V) float64."""
+        """Return the acceptance probability φ of every token if drafted, (R, V) float64."""
         phi = self.policy.acceptance(self.q, self.p, self.tokens)
         return shaped("acceptance", phi, self.q.shape)
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Return (row, token) of everything that can be drafted, (N,) each, rows rising."""
+        """Return row numbers (rising) and ids of all tokens that can be drafted, (N,) each."""
         row, token = self.drafted.nonzero(as_tuple=True)
         return row, token
 
     @cached_property
     def recovered(self) -> Tensor:
-        """Return g(·|n) for each of :attr:`pairs`, (N, V) float64."""
+        """Return the residual distribution g(·|n) for each of :attr:`pairs`, (N, V) float64."""
         row, token = self.pairs
         answer = self.policy.residual(self.q[row], self.p[row], token)
         return shaped("residual", answer, (len(row), self.q.shape[-1]))
 
     def recovered_at(self, row: Tensor, token: Tensor) -> Tensor:
-        """Return g(·|token) of drafted tokens, (..., V) for row and token (...)."""
+        """Return g(·|token) for row and token numbers of any shape (...), as (..., V)."""
         places = torch.zeros(self.q.shape, dtype=torch.int64)
         places[self.drafted] = torch.arange(len(self.pairs[0]))
         return self.recovered[places[row, token]]
 
     @cached_property
     def rejected(self) -> Tensor:
-        """Return p(1 − φ), (R, V)."""
+        """Return the probability p(1 − φ) that each token is drafted and rejected, (R, V)."""
         return torch.where(self.drafted, self.p.double() * (1 - self.phi), 0.0)
 
     @cached_property
     def accepted(self) -> Tensor:
-        """Return pφ, (R, V)."""
+        """Return the probability pφ that each token is drafted and accepted, (R, V)."""
         return torch.where(self.drafted, self.p.double() * self.phi, 0.0)
 
     @cached_property
     def emitted(self) -> Tensor:
-        """Return the emitted law by its definition, (R, V)."""
+        """Return the emitted law by its definition pφ + Σ p_n (1 − φ(n)) g(·|n), (R, V)."""
         row, token = self.pairs
         lost = self.rejected[row, token][:, None]
         return self.accepted.index_add(0, row, torch.where(lost != 0, lost * self.recovered, 0.0))
 
     @cached_property
     def steady(self) -> Tensor:
-        """Return (R,) whether the rule is continuous here: everywhere, or away from its jumps.
+        """Return (R,) whether the policy is continuous near each row.
 
-        At a jump moving the rows by 1e-4 (relative) moves an answer by over 0.01.
+        A policy that declares no jumps is continuous everywhere. Otherwise a jump is near if
+        changing the row's entries by 1e-4 (relative) moves pφ or the emitted law by over 0.01.
         """
         steady = torch.ones(len(self.q), dtype=torch.bool)
         if self.policy.declares.continuous:
@@ -130,15 +132,25 @@ def policy_property(
     at_other_knobs: bool = True,
     widest: int = WIDEST,
 ) -> Callable[[Measure], Measure]:
-    """Register a function as a property; its docstring is the statement.
+    """Return a decorator that registers a function as a property of policies.
 
-    The function takes a :class:`Behaviour` and yields :class:`Bounds`; the options are the
-    fields of :class:`Property`. Every check, test suite and page picks it up by its name.
+    The function takes a :class:`Behaviour` and yields :class:`Bounds`. The first paragraph of the
+    function's docstring is the statement that reports print. Every check and test suite then
+    includes the property, under the function's name.
+
+    Parameters
+    ----------
+    applies : function of a policy: whether the policy must have the property.
+    hint : the likeliest cause of a failure, in words.
+    steady : whether a policy with jumps is judged only on rows that are not close to a jump.
+    at_other_knobs : whether the property is also checked at further values of the policy's knob.
+    widest : the largest V on which the property is checked.
 
     Raises
     ------
     TypeError, ValueError
-        Used without parentheses; a function without a docstring, or a name that is taken.
+        The decorator is used without parentheses, the function has no docstring, or a property of
+        the same name is registered already.
 
     Examples
     --------
@@ -157,17 +169,17 @@ def policy_property(
 
 
 def of_token(token: Tensor, text: str) -> Callable[[tuple[int, ...]], str]:
-    """Return a function index → name of an entry of drafted tokens; ``{n}`` is the token."""
+    """Return a function from an index to the entry's name; ``{n}`` is the drafted token."""
     return lambda index: text.format(*index[1:], n=int(token[index[0]]))
 
 
 def residual_entry(seen: Behaviour, more: str = "") -> Callable[[tuple[int, ...]], str]:
-    """Return a function index → name of an entry of ``seen.recovered``."""
+    """Return a function from an index of ``seen.recovered`` to the name of that entry."""
     return of_token(seen.pairs[1], f"residual probability of token {{0}} after token {{n}}{more}")
 
 
 def shaped(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a rule's answer as float64, or raise an error that tells its author what to mend."""
+    """Return a policy's answer as float64; raise an error if its type or its shape is wrong."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: must return a torch tensor; got {type(value).__name__}")
     if tuple(value.shape) != tuple(shape):
@@ -178,13 +190,13 @@ def shaped(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
 # knob values at which a registered policy is checked, as far as its range allows them
 KNOB_VALUES = (0.0, 0.1, 0.3, 0.7, 1.0, 3.0, float("inf"))
 WHOLE_VALUES = (0, 1, 2, 3, 5, 8, 20)
-# knob values for a plain function, in multiples of its own value
+# knob values for a plain function under @ct.rule, in multiples of the knob's present value
 FACTORS = (0.5, 1.0, 2.0)
-# knob values for a plain function whose own value is 0
+# knob values for a plain function whose knob is 0
 FROM_ZERO = (0.0, 0.1, 1.0)
 # largest drawn knob value, in multiples of the last finite one
 BEYOND = 4.0
-# number of drawn knob values in each gap, one in each half of it
+# number of drawn knob values in each gap of the ladder, one in each half of the gap
 BETWEEN = 2
 
 
@@ -199,12 +211,14 @@ def at_knob(policy: Policy, value: float) -> Policy | None:
 
 
 def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[float, Policy]]:
-    """Return (value, policy) at rising values of the knob, its own among them.
+    """Return the policy at rising values of its knob, the present value among them.
 
-    A registered policy raises outside its knob's range; a plain function is tried at ½, 1 and 2
-    times its own value (at 0, 0.1 and 1 if that is 0 and has no range), at its lossless one and at
-    the ends of ``knob_range``. A knob whose value is an int is only tried at ints. ``between``
-    values are added between each two neighbours, one drawn from each part of the gap.
+    The result holds pairs (value, policy); it is empty if the policy's knob is no number.
+    Registered policies are tried at fixed values inside the knob's range. A plain function under
+    ``@ct.rule`` is tried at ½, 1 and 2 times the present value (at 0, 0.1 and 1 if that is 0 and
+    there is no ``knob_range``), at the declared lossless value and at the ends of ``knob_range``.
+    An integer knob only takes integers. Each gap between neighbours is cut into ``between`` parts,
+    and a value drawn from each part is added.
     """
     value = None if policy.knob is None else getattr(policy, policy.knob, None)
     if isinstance(value, bool) or not isinstance(value, int | float):  # no number, or no knob
@@ -212,7 +226,7 @@ def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[f
     whole = isinstance(value, int)
 
     def made(values: set[float]) -> dict[float, Policy]:
-        """Return the rungs at values; a knob of whole numbers is given ints."""
+        """Return the policy at each allowed value; an integer knob takes integers."""
         if whole:
             values = {float(round(x)) for x in values if math.isfinite(x)}
         rungs = {x: at_knob(policy, int(x) if whole else x) for x in map(float, values)}
@@ -225,10 +239,10 @@ def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[f
 
 
 def other_knobs(policy: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
-    """Return (value, policy) drawn inside every gap of the ladder, for policies that allow it.
+    """Return (value, policy) at values drawn inside every gap of the :func:`knob_ladder`.
 
-    A plain function is tried at other values if it declares something about its knob:
-    ``direction``, ``strict`` (the value at which it is lossless) or ``knob_range``.
+    Empty for a plain function that declares nothing about its knob: no ``direction``, no ``strict``
+    (the value at which the function is lossless) and no ``knob_range``.
     """
     source = getattr(policy, "source", None)
     claims = policy.declares
@@ -241,6 +255,7 @@ def other_knobs(policy: Policy, seed: int = 0) -> list[tuple[float, Policy]]:
 
 
 def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
+    """Return the values of the knob that are tried whatever the seed; see :func:`knob_ladder`."""
     source = getattr(policy, "source", None)
     if source is None:
         return set(WHOLE_VALUES if whole else KNOB_VALUES)
@@ -254,7 +269,7 @@ def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
 
 
 def _drawn(rungs: list[float], between: int, seed: int) -> set[float]:
-    """Return values inside every gap of ``rungs``, which rise."""
+    """Return drawn values inside every gap of the rising values ``rungs``."""
     draw, values = random.Random(seed), set[float]()
     for low, high in zip(rungs, rungs[1:], strict=False):
         if math.isfinite(low):

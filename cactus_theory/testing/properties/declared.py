@@ -1,4 +1,4 @@
-"""Properties that a policy must have because it declares so, or its class states so."""
+"""Properties that a policy must have because of a declaration, or because of its class."""
 
 from collections.abc import Iterator
 
@@ -23,15 +23,16 @@ from cactus_theory.testing.properties.behaviour import (
 )
 from cactus_theory.verify import verify_chain
 
-# tolerance on float32 rows: they have 7 digits, of which a policy may lose three
+# tolerance on float32 rows: float32 has 7 digits, of which a policy may lose three
 NARROW = 1e-4
-# relative step towards 1 that exceeds the budget at a per-proposal optimum
+# share of the way to 1 by which h_n is raised: at a per-proposal optimum that breaks the budget
 STEP = 1e-6
-# most tokens of a row that is also checked at drawn values of the knob
+# most tokens of a row that is also checked at drawn values of the knob, to save time
 NARROW_ROW = 5
 
 
 def _has_lossless_value(policy: Policy) -> bool:
+    """Return whether the policy declares a value at which it is lossless, in the knob's range."""
     lossless = policy.declares.strict
     return lossless is not None and at_knob(policy, lossless) is not None
 
@@ -75,11 +76,13 @@ def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _may_spend_nothing(policy: Policy) -> bool:
+    """Return whether the policy declares a budget of 0 for the emitted law."""
     budget = policy.declares.budget
     return budget is not None and budget.scope == "emitted" and budget.amount == 0
 
 
 def _claims_a_row(policy: Policy) -> bool:
+    """Return whether the emitted law h is known in advance, now or at the lossless value."""
     return (
         isinstance(policy, FixedTarget) or _has_lossless_value(policy) or _may_spend_nothing(policy)
     )
@@ -91,9 +94,9 @@ def _claims_a_row(policy: Policy) -> bool:
     "not q, and not the residual of another row",
 )
 def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
-    """Where tokens are accepted as for h, what replaces the others is (h − p)₊ over its sum.
+    """Where p φ = min(p, h) for all tokens, recovered tokens follow (h − p)₊ over its sum.
 
-    h is the target of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
+    h is the target row of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
     the knob (declares ``strict``).
     """
     policy, row, where = seen.policy, seen.q, ""
@@ -119,7 +122,7 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     hint="the boxes of these tokens do not enter the residual, or the edges were solved without",
 )
 def named_tokens_keep_their_chance(seen: Behaviour) -> Iterator[Bounds]:
-    """Tokens that are held are emitted as often as under q, floored ones at least as often."""
+    """Held tokens are emitted with probability q, floored tokens with probability at least q."""
     declares = seen.policy.declares
     for ids, most in ((declares.floored, None), (declares.held, seen.q)):
         at = torch.zeros(seen.q.shape, dtype=torch.bool)
@@ -140,7 +143,8 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     kind, most = read_divergence(budget.divergence), budget.amount
     allowed = budget.rounding
     if budget.scope == "emitted":
-        # masses are sums of rounded terms: move them towards q by the rounding error
+        # emitted masses are sums of rounded terms: without this step towards q by the rounding
+        # error, a lossless policy would break a budget of 0
         away = seen.emitted - seen.q
         sure = away.sign() * (away.abs() - ROUNDING).clamp(min=0.0)
         spent = kind.value(seen.q + sure, seen.q)
@@ -170,7 +174,7 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
 def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
     """Accept at least as much: p φ ≥ min(p, q) for every token (declares ``at_least_speculative``).
 
-    A claim about every token, not only about their sum.
+    The property is about every token, not only about the sum over tokens.
     """
     least = torch.minimum(seen.p, seen.q)
     yield Bounds(seen.accepted.sum(-1), least.sum(-1), None, "acceptance")
@@ -181,9 +185,9 @@ def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
     hint="a difference of nearly equal numbers, or a threshold, in float32", steady=True
 )
 def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
-    """Rows in float32 are treated as in float64, to 1e-4.
+    """Rows in float32 give the accepted masses and emitted law of float64 rows, to 1e-4.
 
-    Rules with jumps (``continuous=False``) are judged where moving the rows by 1e-4 meets none.
+    Policies with jumps (``continuous=False``) are judged only on rows that are not near a jump.
     """
     q, p = seen.q.float(), seen.p.float()
     single, wide = seen.on(q, p), seen.on(q.double(), p.double())
@@ -201,7 +205,7 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
-    """A token with q = 0 is never emitted, not by coin 0 nor by 1 − 2⁻⁵³ (declares ``support``)."""
+    """A token with q = 0 is never emitted, even at coins 0 and 1 − 2⁻⁵³ (declares ``support``)."""
     absent = seen.q == 0
     about = "acceptance of token {0}, which has q = 0"
     yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
@@ -216,7 +220,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     coins = (coin[:, None], draw)
     verdict = verify_chain(seen.policy, target, seen.p[row][:, None, :], n[:, None], coins=coins)
     token = verdict.output_token_ids[:, 0]
-    # ids outside the vocabulary are a mistake of the verifier, which other properties find
+    # ids outside the vocabulary are a mistake of the verifier; other properties find them
     wrong = absent[row, token.clamp(0, seen.q.shape[-1] - 1)].double()
     emitted = torch.zeros_like(seen.q).index_put((row, n), wrong, accumulate=True)
     about = "impossible tokens emitted by extreme coins after drafting token {0}"
@@ -230,7 +234,7 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
 def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     """No policy within the same budget accepts more, by a dual bound (declares ``optimal``).
 
-    For a budget per proposal: raising h_n further would break it.
+    Under a budget per proposal, raising h_n further would break the budget.
     """
     budget = seen.policy.declares.budget
     assert budget is not None
@@ -253,7 +257,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
 def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
     """φ(n) depends on q_n and p_n alone (is ``Entrywise``).
 
-    The other entries are spread evenly, and put on one token.
+    The mass of all other tokens is spread evenly over them, or put on one of them.
     """
     row, token = seen.pairs
     expected = seen.phi[row, token]
@@ -270,7 +274,7 @@ def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def accepts_within_its_bounds(seen: Behaviour) -> Iterator[Bounds]:
-    """φ(n) is within ``bounds``, which read q_n and p_n alone."""
+    """φ(n) is within the policy's ``bounds``, which read q_n and p_n alone."""
     least, most = seen.policy.bounds(seen.q, seen.p)
     yield Bounds(
         seen.phi, least.clamp(max=1.0), most, "acceptance of token {0}", EXACT, seen.drafted
@@ -282,7 +286,7 @@ def accepts_within_its_bounds(seen: Behaviour) -> Iterator[Bounds]:
     hint="g depends on the rejected token: the class must not be SharedResidual",
 )
 def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
-    """g(·|n) is the same for every token n that may be refused (is ``SharedResidual``)."""
+    """g(·|n) is equal for all tokens n that may be rejected (is ``SharedResidual``)."""
     row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
     if not len(row):
         return
@@ -297,12 +301,14 @@ def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _evenly(rows: Tensor, token: Tensor) -> Tensor:
+    """Return rows with each row's ``token`` as before, and all other mass spread evenly."""
     entry = rows.gather(-1, token[:, None])
     share = (1 - entry) / max(1, rows.shape[-1] - 1)
     return share.expand(rows.shape).scatter(-1, token[:, None], entry)
 
 
 def _on_one(rows: Tensor, token: Tensor) -> Tensor:
+    """Return rows with each row's ``token`` as before, and all other mass on the next token."""
     entry = rows.gather(-1, token[:, None])
     other = (token[:, None] + 1) % rows.shape[-1]
     return torch.zeros_like(rows).scatter(-1, other, 1 - entry).scatter(-1, token[:, None], entry)

@@ -1,7 +1,7 @@
-"""The properties of verifiers, one function each; its docstring is its statement.
+"""All properties of verifiers. Each is a function whose docstring states what must be true.
 
-``VERIFIER_PROPERTIES`` maps names to properties in the order in which they are checked. One of
-your own is a function under ``@verifier_property()``.
+``VERIFIER_PROPERTIES`` maps names to properties in the order in which they are checked. To add a
+property, put ``@verifier_property()`` on a function.
 """
 
 from collections.abc import Iterable  # noqa: I001  the order of properties
@@ -17,7 +17,8 @@ from cactus_theory.testing.verifiers._trees import trees
 from cactus_theory.verify import Verifier, find_verifier
 
 
-# one of each kind: lossless, the band by price and by budget, a per-proposal rule, a mixture
+# one policy of each kind: lossless, band with a tilt, band by price, band by budget, per-proposal
+# rule, mixture
 POLICIES = (
     "speculative",
     "band:price=0.8,tilt=0.4",
@@ -36,27 +37,33 @@ def assert_verifier_properties(
     examples: int = 60,
     seed: int = 0,
 ) -> int:
-    """Check a verifier on small trees; raise AssertionError if a property is broken.
+    """Check a verifier on small trees of rows; raise AssertionError if a property is broken.
 
-    The joint law of (drafted path, accepted tokens, next token) is enumerated, on trees of 2 to
-    4 tokens, 1 to 3 deep, with zeros, deterministic, equal and nearly equal rows among them. The
-    message shows the first broken property of each policy on the smallest tree found. Returns
-    how many trees were checked, over all policies.
+    On each tree the joint law of (drafted path, number of accepted tokens, next token) is computed
+    exactly, by enumeration. The trees have 2 to 4 tokens and depth 1 to 3; among their rows are
+    rows with zeros, one-hot rows, and equal or nearly equal q and p. For each policy the error
+    message shows the first broken property, on the smallest tree that breaks it.
 
     Parameters
     ----------
-    verifier : a Verifier, or the name of a registered one, that takes chains and has a ``law``.
-    policies : policies or specs to verify with; those of ``POLICIES`` that it can follow by
-        default.
+    verifier : a Verifier that verifies chains and has a ``law``, or the name of a registered one.
+    policies : policies or specs to verify with; by default those of ``POLICIES`` that the verifier
+        supports.
     properties : names out of ``VERIFIER_PROPERTIES``; all of them by default.
-    examples : trees to draw; ``seed`` fixes which.
+    examples : number of trees to draw.
+    seed : seed of the trees' rows and of the paths and coins that are tried.
+
+    Returns
+    -------
+    How many trees were checked, summed over policies.
 
     Raises
     ------
     AssertionError
         A property is broken.
     ValueError
-        An unknown property, a verifier that takes no chains, a policy it cannot follow.
+        Unknown property names, a verifier that cannot verify chains, a policy that the verifier
+        does not support.
 
     Examples
     --------
@@ -84,6 +91,7 @@ def assert_verifier_properties(
 
 
 def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> list[Policy]:
+    """Return the policies to verify with; ValueError for a given one that is not supported."""
     if policies is not None:
         chosen = [read_policy(policy) for policy in policies]
         for policy in chosen:

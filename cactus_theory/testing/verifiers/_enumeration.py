@@ -1,6 +1,7 @@
-"""The joint law of (drafted path, accepted tokens, next token), for every tree at once.
+"""Compute the joint law of (drafted path, accepted tokens, next token) on a batch of trees.
 
-:class:`Paths` is some of the paths, on which a verifier is asked with chosen coins.
+Properties of verifiers bound the numbers of :class:`Enumeration`. :class:`Paths` runs the verifier
+on some paths with chosen coins (uniform random numbers).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +19,9 @@ from cactus_theory.testing.definition import Measure, Properties, Seen, always
 from cactus_theory.testing.verifiers._trees import Trees
 from cactus_theory.verify import Assignment, Draft, Verdict, Verifier
 
-# paths of a tree tried with coins, of each kind: likeliest, any, and with impossible tokens
+# paths of a tree tried with coins, of each kind: likeliest, random, random with a token of h = 0
 EACH = 2
-# most rows of a tree that is shown in full
+# most rows of a tree whose rows a message prints
 SHOWN = 30
 ByNode = tuple[Float[Tensor, "trees _"], ...]
 RowsByNode = tuple[Float[Tensor, "trees _ vocab"], ...]
@@ -31,15 +32,22 @@ VERIFIER_PROPERTIES = Properties("verifier_property")
 def verifier_property(
     applies: Callable[[Verifier], bool] = always, *, hint: str = ""
 ) -> Callable[[Measure], Measure]:
-    """Register a function as a property of verifiers; its docstring is the statement.
+    """Return a decorator that registers a function as a property of verifiers.
 
     The function takes an ``Enumeration`` and yields :class:`Bounds`, the first axis of which
-    counts the trees. ``assert_verifier_properties`` picks it up.
+    counts the trees. Messages print the first paragraph of the function's docstring.
+    ``assert_verifier_properties`` then checks the property under the function's name.
+
+    Parameters
+    ----------
+    applies : function of a verifier: whether the verifier must have the property.
+    hint : the likeliest cause of a failure, in words.
 
     Raises
     ------
     TypeError, ValueError
-        Used without parentheses; a function without a docstring, or a name that is taken.
+        The decorator is used without parentheses, the function has no docstring, or a property of
+        the same name is registered already.
 
     Examples
     --------
@@ -54,19 +62,19 @@ def verifier_property(
 
 
 class Enumeration(Seen):
-    """A verifier with one policy on some trees; every answer is computed once and kept.
+    """The law of a verifier with one policy on a batch of trees; each number is computed once.
 
     Attributes
     ----------
-    verifier, policy, trees : as given.
-    seed : fixes which paths are looked at where not all of them are.
+    verifier, policy, trees : as given to the constructor.
+    seed : seed of the paths and coins where a property tries some of them only.
     """
 
     def __init__(self, verifier: Verifier, policy: Policy, trees: Trees, seed: int = 0) -> None:
         self.verifier, self.policy, self.trees, self.seed = verifier, policy, trees, seed
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
-        """Yield the number and kind of a tree, and the rows of a small one, each after its text."""
+        """Yield lines about a tree: its number and kind, and the rows of a small tree."""
         trees = self.trees
         number, kind = trees.numbers[row], trees.kinds[row]
         yield "tree", f"number {number}: V={trees.vocab}, K={trees.depth}, {kind} rows"
@@ -81,7 +89,7 @@ class Enumeration(Seen):
                 yield "node", f"after [{text}]: q = {q}{drafted}"
 
     def again(self, row: int, name: str) -> str:
-        """Return the call that checks this tree, and those before it, again."""
+        """Return a call that checks this tree, and the trees before it, again."""
         return (
             f"assert_verifier_properties(…, policies=[{self.policy.spec!r}], properties=[{name!r}]"
             f", examples={self.trees.numbers[row] + 1}, seed={self.seed})"
@@ -113,9 +121,9 @@ class Enumeration(Seen):
         return self.law_of(self.q, self.p)
 
     def law_of(self, q: Tensor, p: Tensor, verifier: Verifier | None = None) -> Any:
-        """Return the law of a verifier (default: its own) on rows (T, V^K, …) along every path.
+        """Return a verifier's law on rows (T, V^K, …) along every path; default: ``self.verifier``.
 
-        Its entries are those of ``VerdictLaw``, (T, V^K, …) float64.
+        The entries are those of ``VerdictLaw``, (T, V^K, …) float64.
         """
         ids = self.trees.paths.repeat(len(q), 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
@@ -125,28 +133,28 @@ class Enumeration(Seen):
         return SimpleNamespace(**vars(law) | shaped)
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
-        """Return sums (T, V^depth, …) of values of paths (T, V^K, …) over each node's paths."""
+        """Sum values of paths (T, V^K, …) over all paths through each node: (T, V^depth, …)."""
         return values.unflatten(1, (self.trees.vocab**depth, -1)).sum(2)
 
     def drafted(self, values: Tensor) -> Tensor:
-        """Return values of paths times the probability of each, 0 where it is never drafted."""
+        """Return values of paths times the paths' probabilities, 0 for paths never drafted."""
         weight = self.weight.reshape(*self.weight.shape, *[1] * (values.ndim - 2))
         return torch.where(weight > 0, weight * values, 0.0)
 
     @cached_property
     def stopped(self) -> Float[Tensor, "trees paths K1"]:
-        """Return the probability of each path and of accepting exactly i tokens of it."""
+        """Return the probability that each path is drafted and exactly i of its tokens accepted."""
         return self.drafted(self.law.stop)
 
     @cached_property
     def passed(self) -> ByNode:
-        """Return by depth the probability that a node's tokens are drafted and accepted."""
+        """Return by depth the probability that all tokens up to a node are drafted and accepted."""
         tails = self.stopped.flip(-1).cumsum(-1).flip(-1)
         return tuple(self.by_node(tails[..., i], i) for i in range(self.trees.depth + 1))
 
     @cached_property
     def following(self) -> RowsByNode:
-        """Return by depth the joint law of passing a node and of the token that follows it."""
+        """Return by depth the joint law of passing a node and of the token that is emitted next."""
         ended = self.drafted(self.law.stop[..., None] * self.law.last)
         by_depth = []
         for depth in range(self.trees.depth + 1):
@@ -169,7 +177,7 @@ class Enumeration(Seen):
 
     @cached_property
     def target(self) -> RowsByNode:
-        """Return by depth the row h that the token after each node must follow."""
+        """Return by depth the emitted distribution h of the token after each node."""
         by_depth = []
         for q, p, alive in zip(self.trees.q, self.trees.p, self.alive, strict=False):
             rows, path = (q.flatten(0, 1), p.flatten(0, 1)), PathState(alive.flatten())
@@ -178,7 +186,7 @@ class Enumeration(Seen):
 
     @cached_property
     def aims(self) -> Float[Tensor, "trees paths K1 vocab"]:
-        """Return along every path h, and what is drawn from where nothing is drafted at its end."""
+        """Return h along every path, and at its end the row that the bonus token is drawn from."""
         return self.trees.along((*self.target, self.policy.undrafted(self.trees.q[-1])))
 
 
@@ -189,19 +197,19 @@ def aim(
     p: Float[Tensor, "rows vocab"],
     path: PathState,
 ) -> Float[Tensor, "rows vocab"]:
-    """Return the rows h that the token after each node must follow, float64.
+    """Return the emitted distributions h of the token after each node, float64.
 
-    They may depend on the path where the verifier's do, as in blocks.
+    The rows h depend on the path if the verifier judges paths as a whole, as ``block`` does.
     """
     row = policy.target(q, p, path if verifier.by_path else None)
     return (policy.emitted(q, p) if row is None else row).double()
 
 
 class Paths:
-    """N paths with their rows, and the verifier's verdicts on them with chosen coins.
+    """N paths with their rows and law; :meth:`verify` runs the verifier with chosen coins.
 
-    ``tree`` and ``path``, (N,), are their numbers; ``stop``, ``last``, and ``alive`` are
-    their parts of the law, ``aims`` (N, K + 1, V) is h, and the target's row at the end.
+    ``tree`` and ``path``, (N,), are the numbers of tree and path; ``stop``, ``last`` and ``alive``
+    are the paths' parts of the law; ``aims`` (N, K + 1, V) is h, with the bonus row at the end.
     """
 
     def __init__(self, seen: Enumeration, tree: Tensor, path: Tensor) -> None:
@@ -214,6 +222,7 @@ class Paths:
         self.coins = seen.verifier.coins(self.length)  # number of acceptance coins of a path
 
     def part(self, chosen: Tensor) -> "Paths":
+        """Return the chosen paths only."""
         return Paths(self.seen, self.tree[chosen], self.path[chosen])
 
     def verify(
@@ -222,10 +231,7 @@ class Paths:
         draw: Float[Tensor, "N trials"] | None = None,
         dtype: torch.dtype = torch.float64,
     ) -> Verdict:
-        """Return the verdict on N × trials rows, each path's one after another.
-
-        ``draw`` is 0.5 where it does not matter.
-        """
+        """Return the verdict on N × trials rows, path after path; ``draw`` is 0.5 by default."""
         draw = accept.new_full(accept.shape[:2], 0.5) if draw is None else draw
         each = torch.arange(len(self.ids)).repeat_interleave(accept.shape[1])
         ids = self.ids[each]
@@ -236,10 +242,10 @@ class Paths:
 
     @cached_property
     def thresholds(self) -> Float[Tensor, "N K two"]:
-        """Return the coins at which a decision may turn, by the stated law.
+        """Return the values of coin i at which the verdict may change, by the stated law.
 
-        If the first coin that does not pass ends the path, coin i turns at
-        Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last one that passes does, at Pr(τ = i)/Pr(τ ≤ i).
+        τ is the number of accepted tokens. If the first coin that does not pass ends the path, the
+        value is Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last coin that passes does, Pr(τ = i)/Pr(τ ≤ i).
         """
         tail = self.stop.flip(-1).cumsum(-1).flip(-1)
         head = self.stop.cumsum(-1)
@@ -247,7 +253,7 @@ class Paths:
         return pairs.nan_to_num(nan=0.0).clamp(0.0, 1.0)
 
     def about(self, describe: Callable[[tuple[int, ...]], str]) -> Callable[..., str]:
-        """Return a function index → text: the drafted tokens, then ``describe(index)``."""
+        """Return a function from an index to text: the drafted tokens, then ``describe(index)``."""
 
         def text(index: tuple[int, ...]) -> str:
             drafted = " ".join(map(str, self.ids[index[0]].tolist()))
@@ -257,7 +263,7 @@ class Paths:
 
 
 def some_paths(seen: Enumeration) -> Paths:
-    """Return a few paths of every tree that can be drafted, seeded."""
+    """Return a few paths of every tree, among the paths that can be drafted: see EACH."""
     source = torch.Generator().manual_seed(seen.seed)
     weight = seen.weight
     drafted = seen.trees.paths[..., None].expand(*seen.p.shape[:3], 1)

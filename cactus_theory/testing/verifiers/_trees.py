@@ -1,8 +1,7 @@
-"""Small trees of rows, on which a verifier is integrated over drafts and coins exactly.
+"""Draw small trees of rows, on which a verifier's law can be summed over all drafts exactly.
 
-A tree of depth K over V tokens has a row of the target and one of the draft after every text of
-fewer than K tokens, and a row of the target after every text of K tokens. Its V^K paths are all
-that can be drafted.
+A tree of depth K over V tokens has a target row and a draft row after every text of fewer than K
+tokens, and a target row after every text of K tokens. Drafts are the V^K paths from the root.
 """
 
 from collections.abc import Callable
@@ -13,15 +12,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# (V, K) of trees number 0, 1, … in turn
+# (V, K) of trees number 0, 1, …, repeated in a cycle
 SHAPES = ((2, 1), (3, 2), (2, 3), (4, 1), (2, 2), (3, 3), (3, 1), (4, 2), (2, 3), (3, 2), (4, 3))
-# most trees of one shape enumerated together, for memory's sake
+# most trees of one shape in a batch, which bounds the memory
 TOGETHER = 100
 # spacing of float64 numbers from 1 to 2
 ULP = 2.0**-52
 # relative distances between rows that are nearly equal
 NEAR = (1e-6, 1e-10, 1e-15)
-# rows of powers of 2, by V: quotients by them are exact
+# rows of powers of 2, by V: dividing by them is exact
 POWERS = {
     2: ((0.5, 0.5), (1.0, 0.0)),
     3: ((0.5, 0.25, 0.25), (0.5, 0.5, 0.0), (1.0, 0.0, 0.0)),
@@ -35,12 +34,14 @@ Pair = tuple[Rows, Rows]
 
 @dataclass(frozen=True)
 class Trees:
-    """T trees of one shape.
+    """A batch of T trees of one shape.
 
     Attributes
     ----------
-    q, p : for each depth i the rows (T, V^i, V) of target and draft; q has one depth more.
-    kinds : how the rows of each tree were made. ``numbers`` : which trees they are.
+    q : target rows (T, V^i, V) for each depth i = 0 … K.
+    p : draft rows (T, V^i, V) for each depth i = 0 … K − 1.
+    kinds : for each tree, the kind of its rows: a name out of ``KINDS``, or ``mixed``.
+    numbers : the trees' numbers, from which their rows are drawn.
     """
 
     q: tuple[Float[Tensor, "trees _ vocab"], ...]
@@ -50,12 +51,12 @@ class Trees:
 
     @property
     def vocab(self) -> int:
-        """Return V."""
+        """Return the number of tokens V."""
         return self.q[0].shape[-1]
 
     @property
     def depth(self) -> int:
-        """Return K."""
+        """Return the depth K, the number of drafted tokens."""
         return len(self.p)
 
     @cached_property
@@ -65,16 +66,16 @@ class Trees:
         return torch.arange(self.vocab**self.depth)[:, None] // places % self.vocab
 
     def node(self, depth: int) -> Int[Tensor, "paths"]:
-        """Return the node that each path passes at this depth."""
+        """Return the number of the node that each path passes at this depth."""
         return torch.arange(len(self.paths)) // self.vocab ** (self.depth - depth)
 
     def along(self, rows: tuple[Tensor, ...]) -> Float[Tensor, "trees paths depths vocab"]:
-        """Return the rows that each path passes, from rows by node."""
+        """Return the rows along each path, from rows by depth and node."""
         return torch.stack([depth_rows[:, self.node(i)] for i, depth_rows in enumerate(rows)], 2)
 
     @cached_property
     def reached(self) -> tuple[Float[Tensor, "trees _"], ...]:
-        """Return the probability of each text, p(x_1)…p(x_i), by depth: (T, V^i)."""
+        """Return the probability p(x_1)…p(x_i) that each text is drafted, by depth: (T, V^i)."""
         chances = [torch.ones(len(self.kinds), 1, dtype=torch.float64)]
         for rows in self.p:
             chances.append((chances[-1][..., None] * rows.double()).flatten(1))
@@ -82,13 +83,14 @@ class Trees:
 
 
 def _smooth(count: int, vocab: int, source: torch.Generator, spread: float = 2.0) -> Pair:
+    """Return q and p, (count, V) each, as softmax rows of normal logits, without zeros."""
     logits = spread * torch.randn(2, count, vocab, generator=source, dtype=torch.float64)
     logits[1] += logits[0]
     return logits[0].softmax(-1), logits[1].softmax(-1)
 
 
 def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows with a support of their own each."""
+    """Return rows with zeros, each at different tokens."""
     rows = torch.stack(_smooth(count, vocab, source))
     kept = torch.rand(rows.shape, generator=source) < 0.6
     kept_token = torch.randint(0, vocab, rows.shape[:-1], generator=source)
@@ -98,7 +100,7 @@ def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _one_hot(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows of which the target's, the draft's or both are one-hot."""
+    """Return rows in pairs of which the target row, the draft row or both are one-hot."""
     rows = list(_smooth(count, vocab, source))
     which = torch.randint(0, 3, (count, 1), generator=source)
     for number, uncertain in enumerate((1, 0)):
@@ -109,11 +111,13 @@ def _one_hot(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _equal(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return equal rows q = p with zeros."""
     q, _ = _zeros(count, vocab, source)
     return q, q.clone()
 
 
 def _nearly_equal(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return rows q and p that differ by about 1e-6, 1e-10 or 1e-15 of each entry."""
     q, _ = _smooth(count, vocab, source)
     size = torch.tensor(NEAR).double()[torch.randint(0, len(NEAR), (count, 1), generator=source)]
     p = q * (1 + size * torch.randn(count, vocab, generator=source, dtype=torch.float64))
@@ -121,12 +125,13 @@ def _nearly_equal(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _swapped(count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return sorted rows q, and p as the reversed q, so that p is large where q is small."""
     q = _smooth(count, vocab, source)[0].sort(-1).values
     return q, q.flip(-1)
 
 
 def _fractions(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return short binary fractions: quotients of the two rows are exact."""
+    """Return rows of short binary fractions, so that quotients q/p are exact."""
     table = torch.tensor(POWERS[vocab], dtype=torch.float64)
     p = table[torch.randint(0, len(table), (count,), generator=source)]
     p = p.gather(-1, torch.rand(count, vocab, generator=source).argsort(-1))
@@ -136,8 +141,8 @@ def _fractions(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _heavy(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows that sum to 1 + 2^−52, as rounding may leave them."""
-    whole = (torch.stack(_one_hot(count, vocab, source)) / ULP).round()  # add up exactly
+    """Return rows that sum to 1 + 2^−52, as rows may do after rounding."""
+    whole = (torch.stack(_one_hot(count, vocab, source)) / ULP).round()  # integers add up exactly
     missing = 1 / ULP + 1 - whole.sum(-1, keepdim=True)
     rows = whole.scatter_add(-1, whole.argmax(-1, keepdim=True), missing) * ULP
     return rows[0], rows[1]
@@ -154,11 +159,12 @@ KINDS: dict[str, Callable[[int, int, torch.Generator], Pair]] = {
     "heavy": _heavy,
     "tiny": partial(_smooth, spread=8.0),
 }
-# kinds of whole trees in turn; in a mixed one every node has a kind of its own
+# kinds of trees number 0, 1, …, in a cycle; in a mixed tree each node's rows are of a drawn kind
 TURNS = (*KINDS, "mixed", "mixed", "mixed")
 
 
 def _rows(kind: str, count: int, vocab: int, source: torch.Generator) -> Pair:
+    """Return q and p, (count, V) each, of one kind or of drawn kinds ("mixed")."""
     if kind != "mixed":
         return KINDS[kind](count, vocab, source)
     pairs = [make(count, vocab, source) for make in KINDS.values()]
@@ -169,9 +175,9 @@ def _rows(kind: str, count: int, vocab: int, source: torch.Generator) -> Pair:
 
 @lru_cache(maxsize=4)
 def trees(count: int, seed: int = 0) -> tuple[Trees, ...]:
-    """Return ``count`` trees in groups of one shape, the smallest first.
+    """Return ``count`` trees in batches of one shape, the smallest shape first.
 
-    A tree's rows do not depend on how many there are.
+    A tree's rows depend on its number and the seed, not on ``count``.
     """
     numbers: dict[tuple[int, int], list[int]] = {}
     for number in range(count):
@@ -184,6 +190,7 @@ def trees(count: int, seed: int = 0) -> tuple[Trees, ...]:
 
 
 def _group(shape: tuple[int, int], numbers: list[int], seed: int) -> Trees:
+    """Return the trees with these numbers, which share one shape (V, K), as a batch."""
     vocab, depth = shape
     kinds = tuple(TURNS[number % len(TURNS)] for number in numbers)
     made = [

@@ -1,4 +1,4 @@
-"""Properties of verdicts over all coins: they have the law that the verifier states."""
+"""Properties of verdicts: over all coins, verdicts have the law that the verifier states."""
 
 import math
 from collections.abc import Iterator
@@ -16,30 +16,31 @@ from cactus_theory.testing.verifiers._enumeration import (
 )
 from cactus_theory.verify import Verdict
 
-# distance of a tried coin from where a decision turns; a policy decides to about 1e-12
+# distance of a tried coin from a value at which the decision changes; a policy decides to 1e-12
 INSIDE = 1e-9
-# least probability of a drafted token whose decision, at 1e-12, is exact to INSIDE; paths with
-# rarer tokens count in proportion to their probability
+# least p of a drafted token at which an error of 1e-12 in mass is less than INSIDE in the coin;
+# paths with rarer tokens count in proportion to their probability
 FAINT = 1e-3
-# tolerance of a probability: thin cells without coins, and rounding
+# tolerance of a probability: intervals too thin for a coin, and rounding
 COUNTED = 1e-7
-# INSIDE and COUNTED for float32 rows, which round to 6e-8
+# INSIDE and COUNTED for float32 rows, whose entries are rounded by 6e-8
 INSIDE_SINGLE, COUNTED_SINGLE = 1e-5, 1e-3
-# least probability of a checked outcome: a residual is a difference of masses, and on nearly equal
-# rows the rounding of a rarer one exceeds INSIDE
+# least probability of a checked outcome: a residual is a difference of masses, and where q and p
+# are nearly equal, the rounding error of a rarer residual exceeds INSIDE
 RARE = 1e-6
-# number of coin patterns with which the token after each count is drawn
+# number of coin patterns with which the token after each accepted count is drawn
 PATTERNS = 3
-# distance of a coin above a threshold, and the denominator of exact coins
+# distance of a coin above a threshold; denominator of coins that may equal a threshold exactly
 BESIDE, SHORT = 1e-11, 2.0**20
 
 
 def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> tuple[Tensor, Tensor]:
-    """Return coins that stand for all others, (N, patterns, coins), and the mass of each pattern.
+    """Return coin patterns (N, patterns, coins) that stand for all coins, and their masses.
 
-    They are just inside both ends of each interval between edges, all combined: a decision that
-    turns anywhere but at an edge weighs as much as half the interval. Intervals too thin to have an
-    inside, between two roundings of one edge for example, have no mass.
+    Edges are the values at which the stated law changes a decision. A coin is tried just inside
+    both ends of each interval between edges, with half the interval's mass; all combinations are
+    tried. So a decision that changes anywhere else is wrong by half an interval, and is noticed.
+    Intervals too thin for such coins, as between two roundings of one edge, get no mass.
     """
     ends = torch.zeros_like(edges[..., :1])
     cuts = torch.cat([ends, edges, ends + 1], -1).sort(-1).values
@@ -67,8 +68,8 @@ def combined(
 def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     """Integrated over its coins, a verdict accepts each count as often as the law states.
 
-    With coins just below and just above every value that the law implies, all combined; the
-    alive ratios that a verdict reports are those of the law; so also on float32 rows.
+    The coins are just below and just above every value that the law implies, all combined. The
+    alive ratios that a verdict reports are those of the law. Float32 rows give the same counts.
     """
     paths = some_paths(seen)
     verdict, shares = _over_coins(paths, INSIDE)
@@ -98,7 +99,7 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _edges(paths: Paths) -> Tensor:
-    """Return for each coin the values that its own token's decision may turn at, or any does."""
+    """Return for each coin the values at which its token's decision (or any) may change."""
     if paths.coins == paths.length:
         return paths.thresholds
     return paths.thresholds.flatten(1)[:, None].expand(-1, paths.coins, -1)
@@ -107,7 +108,7 @@ def _edges(paths: Paths) -> Tensor:
 def _over_coins(
     paths: Paths, inside: float, dtype: torch.dtype = torch.float64
 ) -> tuple[Verdict, Tensor]:
-    """Return the verdicts over all cells, and the mass of those that accept each count."""
+    """Return the verdicts over all :func:`cells`, and the mass that accepts each count."""
     accept, mass = cells(_edges(paths), inside)
     verdict = paths.verify(accept, dtype=dtype)
     counts = verdict.num_accepted.reshape(mass.shape)
@@ -118,7 +119,7 @@ def _over_coins(
 def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     """The token after each accepted count is its stated law's quantile of the draw.
 
-    Whatever the acceptance coins were, and just inside both ends of every token's share.
+    This holds for all acceptance coins; draws are just inside both ends of every token's share.
     """
     paths = some_paths(seen)
     every, mass = cells(_edges(paths), INSIDE)
@@ -153,11 +154,11 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
 
 @verifier_property(hint="coin <= value, not coin < value; or a support that is not declared")
 def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
-    """With coins of 0 and of the last float below 1, no token is emitted that h gives nothing.
+    """No token with h = 0 is emitted, even with coins of 0 and of the last float below 1.
 
-    Except from the target's own row, which replaces a residual that rounding has emptied. If
-    the policy declares support="target", none is emitted that the target gives nothing. What is
-    accepted is what was drafted.
+    The exception is a token drawn from q in place of a residual that rounding has emptied. If the
+    policy declares support="target", no token with q = 0 is emitted. Accepted tokens are those
+    that were drafted.
     """
     paths = some_paths(seen)
     ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)[
@@ -187,9 +188,9 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
 
 @verifier_property(hint="coin <= value instead of coin < value")
 def a_coin_at_its_value_does_not_pass(seen: Enumeration) -> Iterator[Bounds]:
-    """A coin equal to the value that it is compared with decides like one just above it.
+    """A coin equal to the value that it is compared with decides like a coin just above it.
 
-    On rows of short binary fractions, where the value is computed exactly.
+    The rows are short binary fractions, so that the value is computed exactly.
     """
     paths = some_paths(seen)
     exact = torch.tensor([kind == "fractions" for kind in seen.trees.kinds])[paths.tree]
@@ -214,7 +215,8 @@ def a_coin_at_its_value_does_not_pass(seen: Enumeration) -> Iterator[Bounds]:
 def what_is_sure_is_accepted(seen: Enumeration) -> Iterator[Bounds]:
     """With all coins at the last float below 1, a path goes on where its alive ratio is 1.
 
-    At least as far as P h of the last token there is above p, not just up to rounding.
+    The path is accepted at least up to the last token that has P h clearly above p and an alive
+    ratio of 1 after it.
     """
     paths = Paths(seen, *(seen.weight > 0).nonzero(as_tuple=True))
     rows = paths.aims[:, :-1], paths.p

@@ -1,7 +1,7 @@
-"""Properties of a verifier's stated law, and of batches.
+"""Properties of the law that a verifier states, and of batches.
 
-Laws are integrated over all drafts and coins. Rows are as if alone, deterministic drafts as one-hot
-rows, and policies are each token's own.
+Laws are summed over all drafts and coins. In batches, each row has the verdict that it has alone,
+a deterministic draft that of one-hot rows, and each token is judged by the policy assigned to it.
 """
 
 from collections.abc import Iterator
@@ -20,24 +20,24 @@ from cactus_theory.testing.verifiers._enumeration import (
 )
 from cactus_theory.verify import Assignment, Draft
 
-# rounding error of a difference of masses at a node, relative to its text's probability
+# rounding error of a difference of masses at a node, relative to the probability of its text
 ROUNDING = 1e-14
-# most change of a law when its rows are rounded to float32 (6e-8 an entry, relative)
+# largest change of a law when rows are rounded to float32 (each entry by 6e-8, relative)
 SINGLE = 1e-6
 # number of rows of a ragged batch, and of coin trials for each deterministic draft
 BATCH, TRIALS = 6, 4
-# policies beside the one that is checked
+# policies that share a batch with the checked policy: the first that differs from it is taken
 OTHERS = ("speculative", "mixture:alpha=0.5")
 
 
 def _rounding(value: Tensor, reached: Tensor) -> Tensor:
-    """Return the rounding error allowed for masses at a node: their own and a difference's."""
+    """Return the tolerance of masses at a node: their rounding error and that of a difference."""
     return EXACT * value.abs() + ROUNDING * reached
 
 
 @verifier_property(hint="a sum over accepted counts that misses one, or a division of 0 by 0")
 def counts_have_a_law(seen: Enumeration) -> Iterator[Bounds]:
-    """On every path the probabilities of 0 … K accepted tokens are ≥ 0 and sum to 1."""
+    """On every path the probabilities of 0 … K accepted tokens are ≥ 0, and their sum is 1."""
     drafted = seen.weight > 0
     each = drafted[..., None].expand(seen.law.stop.shape)
     yield Bounds(seen.law.stop, 0, 1, "path {0}: chance of {1} accepted tokens", EXACT, each)
@@ -48,10 +48,10 @@ def counts_have_a_law(seen: Enumeration) -> Iterator[Bounds]:
     hint="a residual of another row or without its alive ratio, or another value for the coins",
 )
 def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
-    """At every node the token that follows, given that the node's are accepted, has the law h.
+    """At every node the next token, given that all tokens before it are accepted, has the law h.
 
-    Drafted and accepted, or recovered: together exactly the policy's row there, averaged over
-    everything that may have been drafted. After K tokens it is the target's own row.
+    The token is drafted and accepted, or recovered. Averaged over all drafts, its law is exactly
+    the policy's row h at the node; after K tokens, the row that the bonus token is drawn from.
     """
     for depth, joint in enumerate(seen.following):
         ends = seen.policy.undrafted(seen.trees.q[-1])
@@ -64,10 +64,10 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
 
 @verifier_property(hint="what was found for rows is known by the memory that they lay in")
 def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator[Bounds]:
-    """A round has the law and verdicts of its own draft rows, whatever they were in those before.
+    """A round has the law and verdicts of its own draft rows, whatever rows earlier rounds had.
 
-    The weights of an online drafter move between rounds, and its rows lie in the same memory: each
-    tree's p, then p of other tokens, then p again.
+    An online drafter changes its weights between rounds, and writes its rows into the same memory.
+    Here the memory holds each tree's p, then p with its tokens shifted, then p again.
     """
     count, verifier = len(seen.weight), seen.verifier
     ids, q = seen.trees.paths.repeat(count, 1), seen.q.flatten(0, 1)
@@ -97,8 +97,8 @@ def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator
 def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
     """Probability × alive ratio of a text is the chance that it is drafted and accepted.
 
-    That is at most its probability, and at most what the law h lets through from the node
-    before it. Summed over all texts it is the expected number of accepted tokens.
+    This chance is at most the text's probability, and at most the chance of the node before times
+    h of the last token. Its sum over all texts is the expected number of accepted tokens.
     """
     reached, passed = seen.trees.reached, seen.passed
     expected = torch.zeros(len(reached[0]), dtype=torch.float64)
@@ -118,7 +118,7 @@ def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _highest(seen: Enumeration, depth: int) -> Tensor:
-    """Return the most that any verifier of one path can have at the nodes of a depth."""
+    """Return the largest chance, with any verifier of one path, of passing each node of a depth."""
     if depth == 0:
         return seen.trees.reached[0]
     let_through = seen.passed[depth - 1][..., None] * seen.target[depth - 1]
@@ -127,8 +127,8 @@ def _highest(seen: Enumeration, depth: int) -> Tensor:
 
 @verifier_property(hint="the meter is given another row than the one that is emitted")
 def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
-    """The law that the meter charges at each node is h there."""
-    assert seen.law.emitted is not None  # it must not be, of a verifier that does not defer
+    """The law that the meter charges at each node is the law h that is emitted there."""
+    assert seen.law.emitted is not None
     for depth, target in enumerate(seen.target):
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
@@ -161,8 +161,8 @@ def single_precision_agrees(seen: Enumeration) -> Iterator[Bounds]:
 def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bounds]:
     """Every node is passed as often as any verifier of one path can; no chain accepts more.
 
-    The chance is the smaller one of the text's probability and of what the law h lets through
-    from the node before it.
+    That chance is the text's probability, or the chance of the node before times h of the last
+    token, whichever is smaller.
     """
     kept_alone = torch.ones_like(seen.passed[0])
     token_by_token = torch.zeros(len(kept_alone), dtype=torch.float64)
@@ -183,7 +183,7 @@ def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bound
 def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
     """In a ragged batch each row has the verdict and the law that it has alone.
 
-    Whatever stands after its own tokens: here what belongs to other drafts.
+    The padding after a row's tokens does not matter; here it holds tokens and rows of other drafts.
     """
     verifier, assigned, length = seen.verifier, seen.assigned, seen.trees.depth
     source = torch.Generator().manual_seed(seen.seed + 1)
@@ -218,9 +218,9 @@ def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
 
 @verifier_property(hint="a deterministic draft that is not treated as a one-hot row")
 def deterministic_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]:
-    """A draft without rows has the verdicts and the law of one with one-hot rows.
+    """A draft without rows has the verdicts and the law of a draft with one-hot rows.
 
-    Unless the policy looks ahead along deterministic drafts, which is another law.
+    Policies that look ahead along deterministic drafts are excepted: they have a different law.
     """
     if seen.policy.look_ahead is not None:
         return
@@ -250,9 +250,9 @@ def deterministic_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]
 
 @verifier_property(hint="one policy for every token, or that of another place")
 def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
-    """Where policies differ from place to place, each row follows the one that judges it.
+    """Where policies differ from token to token, each row follows the policy assigned to it.
 
-    Whole drafts with a policy each have the verdicts that they have under that policy alone.
+    If each draft has one policy, its verdicts are those under that policy alone.
     """
     paths, verifier = some_paths(seen), seen.verifier
     other = next(policy for policy in map(read_policy, OTHERS) if policy.spec != seen.policy.spec)
