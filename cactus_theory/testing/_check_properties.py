@@ -63,11 +63,7 @@ def size(pair: Pair) -> tuple[int, int, int]:
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler pairs of rows, the largest reductions first.
-
-    The candidates keep only the first tokens; leave out a token or merge it with its neighbour;
-    make a row uniform, one-hot or equal to the other row; round entries; set one entry to 0.
-    """
+    """Yield simpler pairs of rows, the largest reductions first."""
     vocab = len(q)
     for size_left in range(2, vocab):  # first tokens only, fewest first: the largest reduction
         yield from _valid(q[:size_left], p[:size_left])
@@ -121,10 +117,7 @@ Crash = tuple[Behaviour, Exception]
 
 @dataclass
 class Checker:
-    """Measure properties of one policy, and turn failures into findings.
-
-    Shrinking one counterexample takes at most ``shrink_seconds``; 0 keeps the rows as they are.
-    """
+    """Checker of one policy's properties; shrinking a counterexample takes ``shrink_seconds``."""
 
     policy: Policy
     shrink_seconds: float = 10.0
@@ -140,8 +133,7 @@ class Checker:
     ) -> tuple[list[Behaviour], list[Crash]]:
         """Return the behaviours on rows without errors, and pairs (behaviour, error) on all others.
 
-        If a batch raises, its rows are tried one by one; if none of them raises, the whole batch
-        counts as an error.
+        If a batch raises an error, its rows are tried one by one.
         """
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
@@ -188,10 +180,7 @@ class Checker:
         return self.finding(replace(prop, hint=guess, steady=False), seen, worst, (q, p))
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
-        """Return the finding for a broken property, on shrunk rows.
-
-        Shrinking does not change a wrong number into a missing one or the other way round.
-        """
+        """Return the finding for a broken property, on shrunk rows broken in the same way."""
 
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])

@@ -1,7 +1,4 @@
-"""Draw the rows on which policies are checked, grouped by vocabulary so that checks run in batches.
-
-Most pairs come from the Hypothesis strategies, a few wide ones from numpy.
-"""
+"""Draw the rows on which policies are checked, grouped by V so that checks run in batches."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache

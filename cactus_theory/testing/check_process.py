@@ -1,7 +1,4 @@
-"""Check a user's rule in a process of its own, for ``cactus-theory check``.
-
-A rule that never returns, or that ends its process, then gives an error message.
-"""
+"""Check a user's rule in a new process, so that a rule that hangs or exits gives an error."""
 
 import json
 import os
@@ -71,10 +68,7 @@ def check_file(
 
 
 def work() -> None:
-    """Check the rule and print events as JSON lines; then end the process with all its threads.
-
-    This is the child process of :func:`check_file`, with its options as JSON in ``sys.argv[1]``.
-    """
+    """Check the rule of ``sys.argv[1]``, print events as JSON lines; end all threads at once."""
     options = json.loads(sys.argv[1])
     source, names = options["source"], options["properties"]
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")

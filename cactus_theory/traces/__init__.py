@@ -1,4 +1,7 @@
-"""Log the rows of a real pair along real texts, and replay any policy and verifier on them."""
+"""Log rows of a target and its draft while they decode texts, and replay policies on the log.
+
+A replay computes tokens per target call and nats of any policy and verifier without the models.
+"""
 
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.counters import Observation as Observation

@@ -1,9 +1,9 @@
-"""Cycles (rounds) of a decode, stored by text as bytes: ragged rows end to end, with offsets.
+"""Store the cycles (rounds) of one text as the bytes of a safetensors file, a shard.
 
-A shard is a safetensors file with C cycles, their N drafted tokens, N + C target rows and
-M ≤ N draft rows. Rows are natural logarithms, −inf where a token has no probability: float16
-probabilities would lose most of a large vocabulary. Of draft rows that all lack some tokens a file
-holds the columns of the others alone, and which these are. Cut rows: see ``cells``.
+A shard holds C cycles, their N drafted tokens, N + C target rows and M ≤ N draft rows. The rows of
+all cycles are stored end to end, with offsets. Rows are natural logarithms, −inf where a token has
+no probability: float16 probabilities would lose most of a large vocabulary. Columns of tokens that
+no draft row gives probability are left out of the file. Cut rows: see ``cells``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,16 +33,16 @@ COLUMNS = "draft_columns"
 
 @dataclass(frozen=True)
 class Cycle:
-    """A round of a decode with all its rows, those after the first rejection too.
+    """One round of a decode with all its rows, also those after the first rejected token.
 
     Attributes
     ----------
     text : number of the text.
-    position : how many new tokens the text had before.
-    draft_token_ids : (K,) int64, as drafted; K may be 0.
-    target_probs : (K + 1, V) float64; row 0 follows the text, row i + 1 drafted token i.
-    draft_probs : (K, V) float64, the rows the tokens were drawn from; None if the drafter was
-        deterministic.
+    position : number of new tokens that the text had before this round.
+    draft_token_ids : (K,) int64, the drafted tokens; K may be 0.
+    target_probs : (K + 1, V) float64; row 0 follows the text, row i + 1 follows drafted token i.
+    draft_probs : (K, V) float64, the rows from which the drafted tokens were drawn; None if the
+        drafter was deterministic.
 
     Examples
     --------
@@ -70,13 +70,13 @@ class Cycle:
 class Shard:
     """The cycles of one text; ids and positions are int32, offsets int64, rows of DTYPES.
 
-    Cycle c drafted the tokens from ``token_offsets[c]`` on, up to the next, and has one target row
-    more than tokens: its rows start at ``token_offsets[c] + c``.
+    Cycle c drafted the tokens ``token_offsets[c]`` to ``token_offsets[c + 1]`` (exclusive). A cycle
+    has one target row more than tokens, so its target rows start at ``token_offsets[c] + c``.
     """
 
-    position: Int[Tensor, "cycles"]  # new tokens of the text before each cycle
+    position: Int[Tensor, "cycles"]  # number of new tokens of the text before each cycle
     token_offsets: Int[Tensor, "cycles1"]
-    draft_offsets: Int[Tensor, "cycles1"]  # a cycle has no draft rows if deterministic
+    draft_offsets: Int[Tensor, "cycles1"]  # a cycle with a deterministic draft has no draft rows
     draft_token_ids: Int[Tensor, "tokens"]
     target_log_probs: Float[Tensor, "target_rows vocab"]  # N + C rows
     draft_log_probs: Float[Tensor, "draft_rows vocab"]
@@ -87,24 +87,25 @@ class Shard:
 
     @property
     def counts(self) -> list[int]:
-        """Return how many tokens each cycle drafted."""
+        """Return the number of tokens that each cycle drafted."""
         return self.token_offsets.diff().tolist()
 
     @property
     def deterministic(self) -> list[bool]:
-        """Return whether each cycle has no draft rows."""
+        """Return for each cycle whether it has no draft rows."""
         return (self.draft_offsets.diff() == 0).tolist()
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of its rows in memory."""
+        """Return how many bytes the rows take in memory."""
         return self.target_log_probs.nbytes + self.draft_log_probs.nbytes
 
 
 def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
-    """Return the cycles of one text; ValueError for rows that are not (K + 1, V) and (K, V).
+    """Return the cycles of one text as a shard, with rows in ``dtype``.
 
-    TypeError, ValueError for ids that int32 would change, or that are none.
+    Raises ValueError for rows that are not (K + 1, V) and (K, V); TypeError or ValueError for
+    draft token ids that are not integers below ``vocab``, and for positions beyond int32.
     """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
     for cycle, count in zip(cycles, counts, strict=True):
@@ -140,7 +141,7 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
 
 
 def _doubled(name: str, rows: Tensor) -> Tensor:
-    """Return rows in float64; those of half precision over their sums, which it rounds."""
+    """Return rows in float64; rows of half precision are divided by their sums, which are not 1."""
     if rows.dtype not in (torch.float16, torch.bfloat16):
         return rows.double()
     tensors.check_probabilities(name, rows)
@@ -148,9 +149,9 @@ def _doubled(name: str, rows: Tensor) -> Tensor:
 
 
 def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:
-    """Return the file's content; the same shard always gives the same bytes.
+    """Return the content of a shard's file; equal shards give equal bytes.
 
-    Rows are cut unless ``cut_at_ends`` is None: these tokens stand alone.
+    If ``cut_at_ends`` is given, rows are cut (see ``cells``) and these tokens keep their own entry.
     """
     library = check.optional_module("safetensors.torch", "llm")
     tensors = {name: getattr(shard, name) for name in NAMES}
@@ -164,11 +165,14 @@ def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:
 
 
 def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
-    """Return the shard that a file holds, checked; ValueError for another file or tensors."""
+    """Return the shard that a file's content holds; ValueError if the content is no valid shard.
+
+    ``where`` names the file in messages; ``most`` is the most drafted tokens of a cycle.
+    """
     library = check.optional_module("safetensors.torch", "llm")
     try:
         tensors = library.load(content)
-    except Exception as error:  # the library raises its own class and several built-in ones
+    except Exception as error:  # safetensors raises its own class and several built-in ones
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
     if cells.IDS in tensors:
         tensors = cells.spread(where, tensors, vocab)
@@ -180,7 +184,7 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
 
 
 def _bounded(tensors: Mapping[str, Tensor], vocab: int) -> bool:
-    """Return whether whole draft rows have no more entries than the target's."""
+    """Return whether whole draft rows have no more entries than the target rows, for memory."""
     target, rows = (tensors.get(name) for name in ROWS)
     if target is None or rows is None or target.ndim != 2 or target.shape[1] != vocab:
         return False
@@ -188,7 +192,7 @@ def _bounded(tensors: Mapping[str, Tensor], vocab: int) -> bool:
 
 
 def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Tensor:
-    """Return rows with −∞ in all other columns; ValueError for columns that are not theirs."""
+    """Return draft rows with −∞ in the columns that the file left out; ValueError for bad ones."""
     fits = columns.dtype == torch.int32 and columns.ndim == 1 and len(columns) > 0
     fits = fits and columns[0] >= 0 and columns[-1] < vocab and bool((columns.diff() > 0).all())
     if not fits or rows is None or rows.ndim != 2 or rows.shape[1] != len(columns):
@@ -202,10 +206,10 @@ def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Ten
 
 
 def checked(where: str, shard: Shard, vocab: int, most: int) -> Shard:
-    """Return the shard if it can be that of a trace; ``where`` names the file.
+    """Return the shard if it is valid; ``where`` names the file in messages.
 
     Raises ValueError for shapes that do not fit together, more than ``most`` drafted tokens a
-    cycle, ids that are no tokens, rows that are no log-probabilities.
+    cycle, ids outside the vocabulary, rows that are not log-probabilities.
     """
     if fault := next(_faults(vars(shard), vocab, most), None):
         raise ValueError(f"{where}: {fault}")
@@ -213,7 +217,7 @@ def checked(where: str, shard: Shard, vocab: int, most: int) -> Shard:
 
 
 def _faults(tensors: Mapping[str, Tensor], vocab: int, most: int) -> Iterator[str]:
-    """Yield what is wrong with a shard's tensors, each said of tensors that keep all before it."""
+    """Yield faults of a shard's tensors; each check assumes that no check before found a fault."""
     if sorted(tensors) != sorted(NAMES):
         yield f"must hold {', '.join(NAMES)}; got {', '.join(sorted(tensors)) or 'nothing'}"
     for name, dtype in LISTS.items():
@@ -272,5 +276,6 @@ def _faults(tensors: Mapping[str, Tensor], vocab: int, most: int) -> Iterator[st
 
 
 def _check_shape(name: str, rows: Tensor, count: int, vocab: int) -> None:
+    """Raise ValueError unless rows have the shape (count, vocab)."""
     if tuple(rows.shape) != (count, vocab):
         raise ValueError(f"{name}: shape must be {(count, vocab)}; got {tuple(rows.shape)}")

@@ -1,10 +1,11 @@
-"""Cut rows: the likeliest tokens one by one, all others in cells of alike probabilities.
+"""Cut rows: store the likeliest tokens one by one, and all others in cells of similar tokens.
 
-An entry of a cut row is a token with its log q and log p, or, where its id is −c, c tokens with the
-logarithms of what they have together. Those of a cell differ in size by half an octave (below 2^−20
-by a whole one), and in q/p by half (beyond 16 by a whole one). No cell has both q > p and q < p, so
-that the masses of the rest and its overlap Σ min(q, p) are exact. A reader gives every token of a
-cell the same share. Sizes matter, not only masses: entropies and roots do not add up.
+An entry of a cut row is a token with its log q and log p, or a cell: an id −c stands for c tokens,
+with the logarithms of their total q and total p. In a cell, max(q, p) varies by at most half an
+octave (by an octave below 2^−20), and q/p by half an octave (by an octave beyond a factor of 16).
+No cell has tokens with q > p and tokens with q < p, so that masses and the overlap Σ min(q, p) are
+exact. A reader gives all tokens of a cell equal probability. Cells are narrow because entropies and
+roots depend on the probabilities of single tokens, not only on masses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +17,18 @@ from torch import Tensor
 from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import STORED_SUM_TOLERANCE
 
-# tokens of a row that stand alone at most, and the mass of q and of p below which no more do
+# at most ALONE tokens of a row get an entry each, fewer if those leave at most REST of q and of p
 ALONE, REST = 512, 0.002
 OFFSETS, IDS = "entry_offsets", "entry_ids"
-# entries of whole rows that one cut file, of a few texts, may stand for: 4 GB are spread at most
+# most entries of the whole rows that one cut file stands for, so that reading takes at most 4 GB
 MOST_ENTRIES = 2**30
 
 
 def cut_row(q: Tensor, p: Tensor, keep: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ids and masses of the entries of a row (V,); the tokens ``keep`` stand alone."""
+    """Return the entries of a cut row from rows (V,): ids, masses in q and masses in p.
+
+    The tokens ``keep`` get an entry each, whatever their probability.
+    """
     larger = torch.maximum(q, p)
     larger[list(keep)] = 2.0
     alone = larger.topk(min(max(ALONE, len(keep)), len(q))).indices
@@ -40,6 +44,7 @@ def cut_row(q: Tensor, p: Tensor, keep: Sequence[int]) -> tuple[Tensor, Tensor, 
 
 
 def _cells(q: Tensor, p: Tensor) -> Tensor:
+    """Return for each token the number of its cell, from its size max(q, p) and its ratio q/p."""
     size, ratio = -torch.maximum(q, p).log2(), (q / p).log2()
     size = torch.minimum(2 * size, size + 20).floor().clamp(max=99)
     far = torch.minimum(2 * ratio.abs(), ratio.abs() + 4).floor().clamp(max=49)
@@ -57,7 +62,7 @@ def paired(tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def cut(whole: Mapping[str, Tensor], ends: Sequence[int]) -> dict[str, Tensor]:
-    """Return the tensors of a shard with cut rows: drafted tokens and ``ends`` stand alone."""
+    """Return a shard's tensors with cut rows; drafted tokens and ``ends`` keep an entry each."""
     target, pairs = whole["target_log_probs"], paired(whole)
     offsets, ids = whole["token_offsets"], whole["draft_token_ids"]
     last = set((offsets[1:] + torch.arange(len(offsets) - 1, device="cpu")).tolist())
@@ -78,9 +83,10 @@ def cut(whole: Mapping[str, Tensor], ends: Sequence[int]) -> dict[str, Tensor]:
 
 
 def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tensor]:
-    """Return whole rows, float32, in place of cut ones; ValueError for what cannot be cut rows.
+    """Return a shard's tensors with whole float32 rows in place of cut rows.
 
-    Tokens of a cell take the ids that no other entry of their row has, in ascending order.
+    The tokens of cells take the ids that no entry of the row names, in ascending order. Raises
+    ValueError for tensors that are not valid cut rows.
     """
     if fault := _fault(tensors, vocab):
         raise ValueError(f"{where}: {fault}")
@@ -99,13 +105,14 @@ def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tens
             fill = logs[own][~alone].repeat_interleave(shares[own][~alone])
             row[ids[own][alone]] = logs[own][alone]
             row[free.nonzero()[: len(fill), 0]] = fill
-            if abs(float(total := row.exp().sum()) - 1) <= tolerance:  # others are refused later
+            # rows whose sum is further from 1 are rejected with an error later
+            if abs(float(total := row.exp().sum()) - 1) <= tolerance:
                 row -= total.log()
     return tensors
 
 
 def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
-    """Return the fault of entries of cut rows, nothing if they can be spread."""
+    """Return the first fault of cut rows in words, empty if whole rows can be made from them."""
     lists = "token_offsets", "draft_offsets", OFFSETS, "draft_token_ids", IDS
     if missing := [name for name in (*lists, "target_log_probs") if name not in tensors]:
         return f"cut rows need {', '.join(missing)}"
@@ -141,10 +148,11 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
 
 
 def merged(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows (N, V) with tokens of equal q and equal p, as those of a cell, as one entry.
+    """Return rows (N, W) in which tokens with equal q and equal p, as in a cell, are one entry.
 
-    Divergences and overlaps of (N, W) stay those of (N, V): terms of a token are linear in its mass
-    at given p/q. What counts single tokens does not stay.
+    Divergences and overlaps of the rows (N, W) and (N, V) are equal, because at a given p/q a
+    token's term is linear in its mass. Quantities that depend on single tokens, such as the
+    entropy, are not preserved.
     """
     parts = []
     for q, p in zip(target.numpy(), draft.numpy(), strict=True):

@@ -1,8 +1,8 @@
-"""Counters of an engine's drafts, vLLM's text or printed numbers, against expected acceptance.
+"""Compare the acceptance that an engine counted with the acceptance expected from a trace.
 
-Errors are the expectation's over texts, and those of the counts: the coins', and again those of
-texts, of which an engine may have fewer and longer ones than were logged. An end of text is a place
-that is not reached, on both sides or on none.
+Read are vLLM's Prometheus text or printed numbers. The expectation has standard errors over texts.
+The counts have errors from the coins, and from their texts, which may be fewer and longer than the
+logged ones. Places behind an end of text are counted on both sides or on neither.
 """
 
 import re
@@ -22,12 +22,12 @@ from cactus_theory.base.significance import QUIET
 from cactus_theory.traces.estimate import CannotSay, check_texts
 from cactus_theory.traces.expect import Expectation, critical
 
-# counters of vLLM, which end in _total in its Prometheus text
+# names of vLLM's counters; its Prometheus text adds _total
 DRAFTS, DRAFTED, BY_POSITION = (
     f"vllm:spec_decode_num_{name}" for name in ("drafts", "draft_tokens", "accepted_tokens_per_pos")
 )
 ANSWERS = "vllm:request_success"
-# time at which a process began a counter, which Python's client of Prometheus writes beside it
+# suffix of the time at which a counter was created, written by Python's client of Prometheus
 CREATED = "_created"
 LINE = re.compile(
     rf"^({'|'.join((DRAFTS, DRAFTED, BY_POSITION, ANSWERS))})(_total|{CREATED})?(\{{.*\}})?"
@@ -35,11 +35,11 @@ LINE = re.compile(
     re.MULTILINE,
 )
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# labels of the counters of one engine; what differs in another label is another engine
+# labels that tell apart counters of one engine; all further labels tell engines apart
 OF_AN_ENGINE = ("position", "finished_reason")
-# most rounds: whole numbers are exact in float64 up to here
+# most rounds: float64 holds integers exactly up to here
 MOST_ROUNDS = 2.0**53
-# least rounds that reach a judged position: the share of fewer is not normal
+# least rounds that reach a judged position: the share of fewer rounds is not nearly normal
 FEWEST = 10
 GAP = "position", "expected", "expected_error", "observed", "observed_error", "errors", "off"
 ASKED = {
@@ -50,31 +50,32 @@ ASKED = {
 }
 Column = Float[np.ndarray, "numbers"]
 Labels = tuple[tuple[str, str], ...]
-Counters = dict[tuple[str, Labels], float]  # of an engine: name and labels to value
+Counters = dict[tuple[str, Labels], float]  # of one engine, by name and labels
 
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """Acceptance counted by an engine.
+    """Acceptance that an engine counted, by position in the draft.
 
     Attributes
     ----------
-    accepted : (K,) shares of rounds that reach and accept each position.
-    rounds : how many drafted anything.
-    rounding : standard deviations of what was rounded away.
-    drafted : how many tokens were drafted in all; None where it is not known.
-    answers : how many texts the rounds are of; None: as many rounds a text as were logged.
-    behind_ends : whether places behind an end of text are in these numbers; None: not known.
-    restarted : how many engines did, whose counts before that are left out.
-    shares : (K,) share of the rounds going on to a place that draft it, where it is known.
-    by_request : (K,) standard errors, over requests, of what is accepted of the rounds that
-        accept the place before; None: not known.
+    accepted : (K,) share of all rounds that reach and accept each position.
+    rounds : number of rounds that drafted a token.
+    rounding : (K,) standard deviation of the rounding error of ``accepted``.
+    drafted : number of drafted tokens in all rounds; None if unknown.
+    answers : number of answers that the rounds belong to; None to assume as many rounds an answer
+        as in the trace.
+    behind_ends : whether the numbers include places behind an end of text; None if unknown.
+    restarted : number of engines that restarted; counts before the restart are left out.
+    shares : (K,) of the rounds that go on to a position, the share that drafts it; None if unknown.
+    by_request : (K,) standard error over requests of the accepted share, among rounds that accept
+        the position before; None if unknown.
 
     Raises
     ------
     ValueError
-        Shares that rise or are none, fewer than FEWEST rounds or too many to count, drafts that
-        these rounds cannot have, no answer.
+        Shares that rise with the position or are not in [0, 1], fewer than FEWEST rounds or more
+        than MOST_ROUNDS, more or fewer drafted tokens than the rounds can have, no answer.
     """
 
     accepted: Column
@@ -106,7 +107,7 @@ class Observation:
             )
 
     def check_width(self, width: int) -> None:
-        """Raise ValueError unless drafts of ``width`` tokens can have been counted so."""
+        """Raise ValueError unless the numbers are of ``width`` positions."""
         if len(self.accepted) != width:
             raise ValueError(
                 f"observed: must have the {width} positions that are expected (another K is "
@@ -114,9 +115,9 @@ class Observation:
             )
 
     def drafted_share(self) -> tuple[Column, Column]:
-        """Return the least and the largest share of rounds going on to a place that draft it.
+        """Return two bounds (K,) on the share that drafts a position, of rounds that go on to it.
 
-        Of counters only the sum is known: drafts may have become shorter at any place.
+        Counters give only the sum of drafted tokens, and drafts may have ended early anywhere.
         """
         if self.shares is not None:
             return np.maximum(self.shares, 1e-9), np.maximum(self.shares, 1e-9)
@@ -127,16 +128,16 @@ class Observation:
 
 
 def observed_rates(text: str, rounds: float | None, width: int, **known: Any) -> Observation:
-    """Read printed numbers: accepted at each position over drafts.
+    """Read printed acceptance: a comma-separated share of all rounds for each position.
 
-    ``known`` are other fields of the observation. Raises ValueError for numbers that are none, that
-    rise, or that drafts of ``width`` tokens cannot have, and without rounds.
+    ``known`` holds further fields of the :class:`Observation`. Raises ValueError for words that are
+    not numbers, for shares that rise, if there are not ``width`` shares, and if ``rounds`` is None.
     """
     words = [word.strip() for word in text.split(",")]
     rates = np.array([check.number("--observed", word, 0, MOST_ROUNDS) for word in words])
     digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
     rounding = 10.0 ** -np.array(digits) / np.sqrt(12)
-    Observation(rates, FEWEST, rounding).check_width(width)  # faults of these come first
+    Observation(rates, FEWEST, rounding).check_width(width)  # report wrong shares first
     if rounds is None:
         raise ValueError(
             "--rounds: must say over how many rounds (drafts) the observed numbers were counted, "
@@ -149,13 +150,13 @@ def observed_rates(text: str, rounds: float | None, width: int, **known: Any) ->
 def read_metrics(
     path: str | Path, before: str | Path | None = None, *, width: int, **known: Any
 ) -> Observation:
-    """Read the Prometheus text of vLLM; with ``before``, what was counted since that text.
+    """Read vLLM's Prometheus text; if ``before`` is given, count only what was added since.
 
-    An engine has restarted if one of its counters fell or was created anew: all then began at 0
-    again, and what was counted before the restart is left out. vLLM counts places behind an end of
-    text, and how many answers have ended; ``known`` may say otherwise. Raises OSError or ValueError
-    for files that cannot be read, that lack these counters or hold one twice, several models, a
-    counter of ``before`` that is missing, or numbers that drafts of ``width`` tokens cannot have.
+    An engine has restarted if one of its counters fell or was created again. All its counters then
+    began at 0 again, and counts from before the restart are left out. vLLM's numbers include places
+    behind an end of text, and the number of answers that have ended; fields in ``known`` replace
+    these. Raises OSError or ValueError for unreadable files, missing or repeated counters, several
+    models, a counter of ``before`` that is missing, and other than ``width`` positions.
     """
     now = _engines(path)
     earlier = {} if before is None else _engines(before)
@@ -200,7 +201,7 @@ def read_metrics(
 
 
 def _restarted(counters: Counters, since: Counters) -> bool:
-    """Return whether an engine's counters began at 0 again; ValueError for older ones."""
+    """Return whether an engine restarted; ValueError if the texts seem to be in the wrong order."""
     created = {key for key in since if key[0].endswith(CREATED)}
     fell = any(counters[key] < since[key] for key in since.keys() - created)
     anew = any(counters[key] != since[key] for key in created)
@@ -211,7 +212,7 @@ def _restarted(counters: Counters, since: Counters) -> bool:
 
 
 def _engines(path: str | Path) -> dict[Labels, Counters]:
-    """Return the counters that are of interest, by engine."""
+    """Return vLLM's counters of drafts and answers in a file, by engine."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -232,18 +233,18 @@ def _engines(path: str | Path) -> dict[Labels, Counters]:
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """An observation against an expectation.
+    """Result of comparing an observation with an expectation.
 
-    A gap, keys GAP, is of a position that enough rounds reached; ``errors`` is how many standard
-    errors it is off.
+    ``gaps`` has a dictionary with the keys GAP for each position that enough rounds reached;
+    ``errors`` is the difference in standard errors, and ``off`` whether it is too large.
     """
 
     gaps: Sequence[dict[str, Any]]
-    alarm: bool  # whether a position is off
+    alarm: bool  # whether any position is off
 
     @property
     def sentence(self) -> str:
-        """Return the verdict; counts do not say why."""
+        """Return the verdict as a sentence, without a cause: counts do not show the cause."""
         if not self.alarm:
             return "as expected: every position is inside"
         off = ", ".join(str(gap["position"]) for gap in self.gaps if gap["off"])
@@ -251,18 +252,19 @@ class Compared:
 
 
 def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
-    """Return where counts are off.
+    """Compare counted acceptance with the expectation, position by position.
 
-    Positions are compared among the rounds that accept the one before, since an early fault lowers
-    every later count, and shown among those that reach them. Of a healthy engine all positions
-    together raise an alarm with probability 1 − QUIET at most, about. What the observation does not
-    know is tried both ways.
+    Each position is tested among the rounds that accept the position before, because a fault at an
+    early position lowers all later counts; shares in ``gaps`` are of the rounds that reach the
+    position. False alarms: over all positions together, a healthy engine raises an alarm with a
+    probability of at most about 1 − QUIET (2 %). If the observation leaves open whether places
+    behind ends are counted, or whether drafts are cut at ends, both cases are tried.
 
     Raises
     ------
     ValueError
-        Another number of positions than is expected; something unknown on which the verdict
-        depends; CannotSay for too few texts.
+        The numbers of positions differ; the two cases above give different verdicts; CannotSay
+        for too few texts.
     """
     check_texts(healthy.texts)
     seen.check_width(len(healthy.accepted))
@@ -282,6 +284,7 @@ def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
 
 
 def _compared(healthy: Expectation, seen: Observation) -> Compared:
+    """Return the comparison with an expectation that counts as the engine does."""
     base = _Gaps(healthy, seen)
     limit = critical(len(base.places), healthy.freedom, QUIET)
     gaps: list[dict[str, Any]] = [
@@ -292,10 +295,10 @@ def _compared(healthy: Expectation, seen: Observation) -> Compared:
 
 
 class _Gaps:
-    """Expected and observed numbers, one a position.
+    """Expected and observed shares with standard errors, at each position that enough rounds reach.
 
-    They are shares of rounds that accept the place before; ``columns`` shows them of those that
-    reach it. Errors are the standard errors of what is expected and of what was counted.
+    Shares are of the rounds that accept the position before; ``columns`` has shares of the rounds
+    that reach the position.
     """
 
     def __init__(self, expectation: Expectation, seen: Observation) -> None:
@@ -310,10 +313,10 @@ class _Gaps:
         self.expected = np.nan_to_num([mean.value for mean in means])
         self.expected_error = np.nan_to_num([expectation.error(mean) for mean in means])
         self.shown = (reached / np.maximum(mass, 1e-300))[places]
-        # texts are as many in the counts as here, over this: as many rounds, or fewer and longer
+        # the trace's number of texts over the engine's; the squared error over texts grows with it
         of_texts = expectation.texts / seen.answers if seen.answers else 0.0
         self.fewer = max(expectation.rounds / seen.rounds, of_texts)
-        if seen.by_request is not None:  # errors of requests have in them what texts share
+        if seen.by_request is not None:  # errors over requests include differences between texts
             self.fewer = 0.0
         low = high = seen.accepted[places] / before[places]
         if seen.drafted is not None or seen.shares is not None:
@@ -323,12 +326,12 @@ class _Gaps:
         self._errors(seen, before[places])
 
     def _errors(self, seen: Observation, before: Column) -> None:
-        """Set what is counted as errors, and by how many the counts are off."""
+        """Set the standard errors of the counts, and the differences in standard errors."""
         count, places = before * seen.rounds, self.places
         earlier = np.concatenate([[0.0], seen.rounding[:-1]])[places]
         rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
         coins = np.array([self.expectation.coins(int(place)) for place in places]) / count
-        # of a rate near 0 or 1, and where rounds of a text differ less than coins: binomial
+        # in all at least the binomial variance: the terms above are too small for rates near 0 or 1
         rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
         binomial = rate * (1 - rate) / count
         texts = self.expected_error**2 * self.fewer
@@ -342,6 +345,6 @@ class _Gaps:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Return the columns of GAP but the last one."""
+        """Return the columns of GAP except ``off``."""
         numbers = self.expected, self.expected_error, self.observed, self.observed_error
         return self.places + 1.0, *(own / self.shown for own in numbers), self.errors

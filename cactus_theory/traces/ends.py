@@ -1,4 +1,4 @@
-"""How likely the end of a text is under a policy's law, over the target: do answers get longer?"""
+"""Compute how likely a policy ends a text, relative to the target: do its answers get longer?"""
 
 import math
 
@@ -13,17 +13,19 @@ from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.node import nodes_of_rows, write_laws
 
 LOSSLESS = defaults.POLICY
-# standard errors that a ratio is away from 1 before anything is said of it: 1 false word in 20
+# standard errors by which a ratio must lie below 1 for a warning: about 1 of 20 would be false
 SURE = 2.0
-# ratio below which two digits show fewer ends: rounding alone moves lossless laws by 1e-16
+# upper end that such a ratio must lie below, as two digits then show fewer ends; also, rounding
+# moves lossless laws by 1e-16, which must not raise a warning
 SEEN = 0.995
 
 
 def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
-    """Return Σ h_e/Σ q_e over the ends e of a trace's texts, at the starts of its drafts.
+    """Return how likely an end of text is under the policy's law h, over the target: Σ h_e/Σ q_e.
 
-    The logged decode was lossless, so that these follow beginnings of the target's own texts; NaN
-    where no end has any mass there.
+    The sums are over the end tokens e and over the first place of each draft. The logged decode is
+    lossless, so that these places follow beginnings of texts of the target. NaN where no end token
+    has probability there.
 
     Raises
     ------
@@ -44,13 +46,13 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
 
 
 def tells(trace: Trace) -> bool:
-    """Return whether the trace has ends, behind the target's own beginnings."""
+    """Return whether :func:`end_ratio` has a meaning: a lossless decode of texts that have ends."""
     return bool(trace.ends) and trace.header.setting.policy == LOSSLESS
 
 
 def foretold(value: float | None, error: float | None) -> str:
-    """Return in words that answers get longer, nothing where a ratio of ends is no sign of it."""
-    if value is None or error is None or not value + SURE * error < SEEN:  # NaN says nothing
+    """Return a warning that answers get longer; empty where the ratio of ends is no sign of it."""
+    if value is None or error is None or not value + SURE * error < SEEN:  # NaN gives no warning
         return ""
     return (
         "answers will probably get longer: after the target's own beginnings an end is "

@@ -1,7 +1,7 @@
-"""Results of replays on a trace and their comparison, with standard errors over texts.
+"""Hold the results of replays on a trace, as sums by text, with standard errors over texts.
 
-The cycles of a text are alike, so errors are the jackknife's over texts; those of differences and
-of levels at equal divergence are paired.
+Cycles of one text are alike, so standard errors come from the jackknife over texts. Differences
+and ratios of two settings are computed text by text (paired), which makes their errors small.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ PerText = Real[np.ndarray, "texts"]
 
 
 class CannotSay(ValueError):
-    """Too few texts for a verdict, an interval or a choice."""
+    """Error for too few texts to give a verdict, an interval or a choice."""
 
 
 def check_texts(count: int) -> None:
-    """Raise CannotSay for fewer texts than errors need."""
+    """Raise CannotSay for fewer texts than a standard error needs."""
     if count < FEWEST_TEXTS:
         raise CannotSay(
             f"cannot say: errors are those over texts, and need at least {FEWEST_TEXTS} with a "
@@ -37,16 +37,16 @@ def check_texts(count: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A number computed from texts, by the jackknife over them.
+    """A number computed from T texts, with a standard error by the jackknife.
 
-    The difference and the ratio of two estimates from the same texts are estimates too: their
-    errors are those of paired texts.
+    The difference and the ratio of two estimates from the same texts are estimates, too: their
+    standard errors are paired, text by text.
 
     Attributes
     ----------
-    value : from all texts.
-    left_out : (T,), from all texts but one.
-    source : fingerprint of the texts' trace.
+    value : the number computed from all texts.
+    left_out : (T,), the numbers computed from all texts but one.
+    source : fingerprint of the texts, so that only estimates from the same texts are combined.
     """
 
     value: float
@@ -55,7 +55,7 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Return the jackknife's, NaN for one text or a number that is not finite."""
+        """Return the jackknife's standard error; NaN for one text or if a number is not finite."""
         count = len(self.left_out)
         if count < 2 or not np.isfinite(self.left_out).all():
             return float("nan")
@@ -72,8 +72,9 @@ class Estimate:
 
 
 def combined(function: Callable[..., Any], first: Estimate, *others: Estimate) -> Estimate:
-    """Return ``function`` of numbers from the same texts: from all of them and with each left out.
+    """Apply a function of numbers to estimates from the same texts; the result is an estimate.
 
+    ``function`` is applied to the values and, elementwise, to the numbers with one text left out.
     Raises ValueError for estimates from different texts.
     """
     count = len(first.left_out)
@@ -90,21 +91,21 @@ def combined(function: Callable[..., Any], first: Estimate, *others: Estimate) -
 
 
 def ratio_of_sums(above: PerText, below: PerText, source: str) -> Estimate:
-    """Return Σ above / Σ below over texts, NaN where nothing is below."""
+    """Return the ratio Σ above / Σ below of sums over texts as an estimate; NaN for 0/0."""
     tops, bottoms = np.float64(above.sum()), np.float64(below.sum())
     with np.errstate(divide="ignore", invalid="ignore"):
         return Estimate(float(tops / bottoms), _all_but_one(above) / _all_but_one(below), source)
 
 
 def valued(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """Return an estimate as ``name`` and its standard error as ``name_se``, None without one."""
+    """Return an estimate as the items ``name`` and ``name_se`` (standard error); None for None."""
     if estimate is None:
         return {name: None, f"{name}_se": None}
     return {name: estimate.value, f"{name}_se": estimate.standard_error}
 
 
 def _all_but_one(values: PerText) -> Float[np.ndarray, "parts"]:
-    """Return the sum over all other entries; not by subtraction, which fails at infinity."""
+    """Return for each entry the sum of all others, without subtraction, which fails for ∞ − ∞."""
     before = np.concatenate([[0.0], values[:-1].cumsum()])
     after = np.concatenate([values[:0:-1].cumsum()[::-1], [0.0]])
     return before + after
@@ -112,7 +113,10 @@ def _all_but_one(values: PerText) -> Float[np.ndarray, "parts"]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Replay(Setting):
-    """Sums by text of a setting on a trace, which has its temperature and cuts."""
+    """Result of replaying a setting (policy, verifier, K) on a trace: sums for each text.
+
+    See :func:`cactus_theory.traces.replay` for the attributes. Temperature and cuts are as logged.
+    """
 
     source: str
     cycles: PerText
@@ -127,15 +131,16 @@ class Replay(Setting):
         self, text: Tensor, alive: Tensor, going: Tensor, spent: dict[str, Tensor],
         undrafted: dict[str, Tensor],
     ) -> None:  # fmt: skip
-        """Add cycles, of longer drafts their first K tokens.
+        """Add B cycles to the sums; of longer drafts only the first K tokens count.
 
-        ``text`` (B,) is whose they are; ``alive`` and ``going`` (B, K + 1) how probably so many
-        tokens are accepted, and whether the text goes on; ``spent`` (B, K) divergences of rows,
-        ``undrafted`` (B, K + 1) what they are charged where nothing was drafted, if anything.
+        ``text`` (B,) holds the cycles' texts; ``alive`` (B, K + 1) the probability P_i that at
+        least i tokens are accepted; ``going`` (B, K + 1) whether the text goes on after i tokens;
+        ``spent`` (B, K) the divergence of each row; ``undrafted`` (B, K + 1) the divergence of a
+        token emitted after i accepted tokens without being drafted, empty if that is 0.
         """
         where = text.numpy()
         alive, going = (part[:, : self.num_draft_tokens + 1] for part in (alive, going))
-        after = torch.where(going, alive, 0.0)  # P_0 = 1 is the token that every call gives
+        after = torch.where(going, alive, 0.0)  # P_0 = 1: every call gives a token
         reached, accepted = after[:, :-1], torch.where(going[:, :-1], alive[:, 1:], 0.0)
         width = accepted.shape[1]
         np.add.at(self.cycles, where, 1.0)
@@ -152,12 +157,12 @@ class Replay(Setting):
 
     @cached_property
     def tokens_per_call(self) -> Estimate:
-        """Return new tokens per target call, recovered and bonus tokens included."""
+        """Return emitted tokens per target call, recovered and bonus tokens included."""
         return ratio_of_sums(self.tokens, self.cycles, self.source)
 
     @property
     def undrafted(self) -> str:
-        """Say how many of the calls had a draft, where not all had; else nothing."""
+        """Return a sentence on how many target calls had a draft; empty if all calls had one."""
         calls, drafts = (f"{own.sum():,.0f}" for own in (self.cycles, self.drafts))
         said = f"{drafts} of {calls} target calls had a draft; tokens a call and divergence a token"
         return "" if calls == drafts else f"{said} are over all of them"
@@ -169,17 +174,17 @@ class Replay(Setting):
 
     @property
     def acceptance(self) -> Estimate:
-        """Return the share of drafted tokens accepted among those that are decided."""
+        """Return the accepted share of drafted tokens that are reached (accepted or rejected)."""
         return ratio_of_sums(self.accepted_at.sum(0), self.reached.sum(0), self.source)
 
     @cached_property
     def acceptance_by_position(self) -> tuple[Estimate, ...]:
-        """Return, for each place in a draft, the share of tokens accepted among those reached."""
+        """Return for each position in a draft the accepted share of the tokens that are reached."""
         pairs = zip(self.accepted_at, self.reached, strict=True)
         return tuple(ratio_of_sums(accepted, reached, self.source) for accepted, reached in pairs)
 
     def part(self, texts: Sequence[int]) -> "Replay":
-        """Return the replay of some of the texts; parts of the same texts can be paired."""
+        """Return the replay restricted to some texts; parts of equal texts can be paired."""
         numbers = np.array(texts, dtype=np.int64)
         sums = {
             field.name: array[..., numbers]
@@ -190,13 +195,15 @@ class Replay(Setting):
         return replace(self, source=f"{self.source} {numbers.tolist()}", spent=spent, **sums)
 
     def divergence_per_token(self, divergence: str | None = None) -> Estimate:
-        """Return the metered divergence per emitted token, or ``surprise``, or ``agreement``.
+        """Return a metered sum per emitted token: a divergence (nats for KL) or a signed quantity.
 
-        Without a name, the first that was metered.
+        ``divergence`` is a divergence's name, ``surprise`` or ``agreement``; None for the first
+        that was metered.
         """
         return ratio_of_sums(self._spent(divergence), self.tokens, self.source)
 
     def _spent(self, divergence: str | None) -> PerText:
+        """Return the sums (T,) of a metered divergence; ValueError if it was not metered."""
         divergence = next(iter(self.spent)) if divergence is None else divergence
         spec = divergence if divergence in self.spent else read_divergence(divergence).spec
         return self.spent[check.one_of("divergence", spec, tuple(self.spent))]

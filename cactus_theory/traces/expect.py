@@ -1,10 +1,11 @@
-r"""Expected acceptance at each position of a draft, from rows, with standard errors over texts.
+r"""Compute the acceptance to expect at each position of a draft, with standard errors over texts.
 
-A round accepts at least i drafted tokens with probability :math:`P_i = Π_{j≤i} φ_j` given its
-rows (a chain; ``VerdictLaw.alive`` for any verifier). Expected are the means over rounds that
-drafted anything: :math:`m_i = E[P_i]`, which an engine counts as accepted at position i over
-drafts, and :math:`1 + Σ_i m_i` tokens a call. Mean φ_j multiplied up is another number: rows of one
-round are alike. A place behind an end of text is not reached, unless an engine counts it.
+Given its rows, a round accepts at least i drafted tokens with probability
+:math:`P_i = Π_{j≤i} φ_j` (a chain; ``VerdictLaw.alive`` for any verifier). The expectation is the
+mean over rounds with a draft: :math:`m_i = E[P_i]` is what an engine counts as accepted at position
+i over drafts, and :math:`1 + Σ_i m_i` is tokens per target call. The product of mean φ_j differs
+from :math:`m_i`, because rows of one round are alike. Places behind an end of text are not reached,
+unless the engine counts them.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +30,16 @@ from cactus_theory.verify.contract import Verifier, find_verifier
 
 @dataclass(frozen=True, eq=False)
 class LoggedRounds:
-    """The rounds of a trace that drafted anything, all coins integrated out.
+    """The R rounds of a trace that drafted a token, with probabilities in place of coins.
 
     Attributes
     ----------
-    text, lengths, left : (R,) whose round it is, how many tokens it drafted, and how many at most
-        an engine drafts that stops at the end of the text.
-    alive : (R, K + 1) how probably at least so many drafted tokens are accepted.
-    going : (R, K + 1) whether none of so many drafted tokens ends the text.
-    prompts : (T,) of each text of the trace.
+    text : (R,) number of the round's text.
+    lengths : (R,) number of drafted tokens.
+    left : (R,) number of drafted tokens that fit into the text's ``max_new_tokens``, at most K.
+    alive : (R, K + 1) probability that at least i drafted tokens are accepted.
+    going : (R, K + 1) whether none of the first i drafted tokens ends the text.
+    prompts : (T,) number of each text's prompt.
     source : fingerprint of the trace.
     """
 
@@ -51,26 +53,28 @@ class LoggedRounds:
 
 
 class Expectation:
-    """Expected acceptance of a policy and a verifier on a trace, by position.
+    """Expected acceptance of a policy and a verifier on a trace, by position in the draft.
 
     Attributes
     ----------
-    rounds, texts : how many drafted anything, and how many texts the errors count.
-    accepted : K estimates, the share of all rounds that reach and accept each position.
-    if_reached : the share accepted of those that reach it.
-    if_accepted : the share accepted of those that accept the position before: an end of text, and
-        the end of a draft, count as a place that is not accepted.
-    tokens_per_call : the mean of products: new tokens per target call, one of them not drafted.
-    mass : by position how many rounds accept the one before, go on there, and reach it.
-    strata : the prompt of each text, where each prompt has two: errors are then of these prompts.
-        All 0 otherwise: errors are of prompts like these.
-    freedom : degrees of freedom of errors.
+    rounds : number of rounds that drafted a token.
+    texts : number of texts with such a round, over which standard errors are computed.
+    accepted : K estimates, of all rounds the share that reaches and accepts each position.
+    if_reached : K estimates, of the rounds that reach a position the share that accepts it.
+    if_accepted : K estimates, of the rounds that accept the position before the share that accepts
+        a position; an end of text and the end of a draft count as not accepted.
+    tokens_per_call : estimate of emitted tokens per target call, one of which is not drafted.
+    mass : three arrays by position: expected number of rounds that accept the position before, that
+        go on from there, and that reach the position.
+    strata : number of each text's prompt if every prompt has two texts or more; standard errors are
+        then for these prompts. Otherwise 0; standard errors are then for prompts like these.
+    freedom : degrees of freedom of the standard errors.
     """
 
     def __init__(
         self, record: LoggedRounds, behind_ends: bool = False, short_ends: bool = False
     ) -> None:
-        """Count places behind an end of text; draft no more than is left of a text, or all."""
+        """Count places behind an end of text, or not; cut drafts to ``record.left``, or not."""
         self.record, self.behind_ends = record, behind_ends
         lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
         drafted = np.arange(record.alive.shape[1] - 1) < lengths[:, None]
@@ -98,21 +102,22 @@ class Expectation:
         self.freedom = self.texts - len(np.unique(self.strata))
 
     def counted(self, **options: bool) -> "Expectation":
-        """Return the same rounds under other options."""
+        """Return the expectation of these rounds under the options of the constructor."""
         return Expectation(self.record, **options)
 
     def error(self, estimate: Estimate) -> float:
-        """Return the standard error: the jackknife's, within prompts where it can be."""
+        """Return the jackknife's standard error, within prompts if each has two texts or more."""
         less = (self.texts - 1) / self.texts
         _, which, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
         around = estimate.left_out - (np.bincount(which, estimate.left_out) / sizes)[which]
         return less * float(np.sqrt((sizes / (sizes - 1) * np.bincount(which, around**2)).sum()))
 
     def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
-        """Return intervals that hold together with probability EXPECTED (Bonferroni, Student's t).
+        """Return confidence intervals that hold together with probability EXPECTED (99 %).
 
-        They are Wilson's over texts: of shares within [0, 1], of tokens a call within [1, K + 1].
-        Raises CannotSay for fewer than FEWEST_TEXTS texts.
+        The intervals are Wilson's over texts, within [0, 1] for shares and [1, K + 1] for tokens
+        per target call; their width is by Student's t and Bonferroni. Raises CannotSay for fewer
+        than FEWEST_TEXTS texts.
         """
         check_texts(self.texts)
         width = critical(len(estimates), self.freedom)
@@ -123,9 +128,10 @@ class Expectation:
         ]  # fmt: skip
 
     def coins(self, place: int) -> float:
-        """Return the variance of accepted minus expected, of a round that accepts the one before.
+        """Return the variance that coins give the acceptance at a position, for one round.
 
-        That of the coins given the rows: texts and rounds that differ are not in it.
+        The round accepts the position before. Rows are fixed: the variance does not include
+        differences between texts or rounds.
         """
         rate = self.if_accepted[place].value
         own, base = self._accepted[:, place], self._before[:, place]
@@ -136,10 +142,11 @@ class Expectation:
 def wilson(
     value: float, error: float, width: float, texts: int, low: float, span: float
 ) -> tuple[float, float]:
-    """Return Wilson's interval of a mean in [low, low + span]: ``width`` errors; all for no value.
+    """Return Wilson's interval, ``width`` standard errors wide on each side, of a mean.
 
-    Its number of trials is the one whose share would have this error; of a mean at an end of its
-    range it is the number of texts.
+    The mean lies in [low, low + span], which is the interval if a number is not finite. The number
+    of trials is that with which a share has this ``error``; for a mean at an end of its range,
+    ``texts``.
     """
     rate, spread = (value - low) / span, error / span
     if not np.isfinite([rate, spread]).all():
@@ -163,24 +170,26 @@ def expect(
     behind_ends: bool = False,
     on_cycles: Callable[[int], Any] = int,
 ) -> Expectation:
-    """Return the acceptance to expect at each position; exact given the rows, all coins out.
+    """Compute the acceptance to expect from a policy and a verifier, at each position of a draft.
 
-    A trace's rounds start where those of the decode that was logged did: for that decode's
-    policy, verifier and K the numbers are consistent. LoggedRounds without a draft do not count.
+    The numbers are exact given the logged rows: no coin is drawn. Rounds start where the rounds of
+    the logged decode started, so the numbers are consistent for the policy, verifier and K of that
+    decode. Rounds without a draft do not count.
 
     Parameters
     ----------
     source : a trace or its folder.
-    policy, verifier : what decides.
-    num_draft_tokens : cut longer drafts to so many; None for all that were logged.
+    policy : a policy or its spec.
+    verifier : a verifier or its name.
+    num_draft_tokens : longest draft, to which longer ones are cut; None for all logged tokens.
     behind_ends : whether places behind an end of text are counted, as some engines do.
-    on_cycles : called with how many rounds are done, now and then.
+    on_cycles : called from time to time with the number of rounds that are done.
 
     Returns
     -------
-    accepted : K estimates, the share of rounds that reach and accept each position.
-    tokens_per_call : an estimate.
-    rounds : how many.
+    accepted : K estimates, of all rounds the share that reaches and accepts each position.
+    tokens_per_call : estimate of emitted tokens per target call.
+    rounds : number of rounds with a draft.
 
     Raises
     ------
@@ -208,7 +217,7 @@ def expect(
             continue
         own_alive, own_going, _ = batch_law(batch, rule, verifier, {}, trace.ends)
         left = np.full(count, width)
-        if longest is not None:  # beside the token that every call gives
+        if longest is not None:  # every call gives a token that is not drafted
             left = np.clip(longest - 1 - batch.position.numpy(), 0, width)
         wide = [
             np.pad(own.numpy(), ((0, 0), (0, width - drafted))) for own in (own_going, own_alive)
@@ -222,11 +231,11 @@ def expect(
 
 @cache
 def critical(tests: float, freedom: int, level: float = EXPECTED) -> float:
-    """Return how many standard errors two-sided tests may be off; ∞ without freedom.
+    """Return the number of standard errors beyond which a two-sided test raises an alarm.
 
-    All ``tests``, of which one-sided ones count half, together alarm with probability 1 − level at
-    most (Bonferroni), where errors have so many degrees of freedom (Student's t). Raises
-    ModuleNotFoundError without scipy (extra llm).
+    False alarms: at most 1 − level over all ``tests`` together (Bonferroni); a one-sided test
+    counts half. ``freedom`` is the degrees of freedom of the standard errors (Student's t); the
+    result is ∞ for none. Raises ModuleNotFoundError without scipy (extra llm).
     """
     special = check.optional_module("scipy.special", "llm")
     tail = (1 - level) / (2 * tests)

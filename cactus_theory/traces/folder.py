@@ -1,7 +1,7 @@
-"""The folder of a trace: what it says about itself, written text by text.
+"""Write and check the folder of a trace: a shard for each text, and a manifest.
 
-The manifest is written last, so that a folder with one is whole; a run that was killed goes on
-where it was.
+The manifest is written last, so that a folder with a manifest is complete. A run that was killed
+goes on after the last text that was written.
 """
 
 import hashlib
@@ -27,59 +27,59 @@ from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 
 FORMAT, VERSION = "cactus-theory trace", 1
-CUT = "cut"  # in details: the mass that cut rows leave to cells; none of whole rows
+CUT = "cut"  # key of details: mass that cut rows leave to cells; absent if rows are whole
 MANIFEST, UNFINISHED = "manifest.json", "unfinished.json"
 CYCLES = "at_least_cycles"
 COUNTS = "cycles", "target_rows", "draft_rows"
-# most drafted tokens of a cycle; replays have a column for each
+# most drafted tokens of a cycle; replays have an array entry for each
 MOST_DRAFTED = 4096
 
 
 @dataclass(frozen=True)
 class Header:
-    """Settings of a decode, known before its first text; a run goes on in a folder with equal ones.
+    """Settings of a logged decode, known before its first text.
 
-    Only how many rounds are logged at least may be another number until the run is finished.
-    ``num_draft_tokens`` is the most a cycle may have drafted; ``details`` whatever else decides the
-    content.
+    A run goes on in a folder only if the settings are equal, except for the least number of rounds
+    to log. ``num_draft_tokens`` is the most tokens of a draft; ``details`` holds all further
+    settings on which the content depends.
     """
 
     vocab_size: int
     num_draft_tokens: int
     dtype: str  # of stored rows
-    target: str  # a model's folder, without where it lies, or the drafter
-    draft: str
+    target: str  # name of the model's folder, without its path
+    draft: str  # name of the model's folder, or of the drafter's class
     temperature: float
     seed: int
-    eos_token_ids: list[int]  # tokens drafted after one are logged, but no decode would emit them
+    eos_token_ids: list[int]  # tokens drafted after one of these are logged, but never emitted
     details: dict[str, Any]
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Return V, and the most tokens that a cycle drafted."""
+        """Return V, and the most drafted tokens of a cycle."""
         return self.vocab_size, self.num_draft_tokens
 
     @property
     def cuts(self) -> Cuts | None:
-        """Return the cuts of the logged rows; None where they are not known."""
+        """Return the truncation (top-k and top-p) of the logged rows; None if unknown."""
         return Cuts.of(self.details)
 
     @property
     def setting(self) -> Setting:
-        """Return the setting of the decode, with the usual values for what is not known."""
+        """Return the setting of the decode; values that are not known are the defaults."""
         judges = {name: own for name in ("policy", "verifier") if (own := self.details.get(name))}
         law = {"temperature": self.temperature, "cuts": self.cuts or WHOLE}
         return Setting(num_draft_tokens=self.num_draft_tokens, **judges, **law)
 
     def flat(self) -> dict[str, Any]:
-        """Return everything that makes the content what it is, in one level."""
+        """Return all settings, including ``details``, in one dictionary."""
         values = asdict(self)
         return values | values.pop("details")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A shard: its file, its counts, its size and its digest."""
+    """Entry of the manifest for one shard: its file, counts, size and digest."""
 
     file: str
     cycles: int
@@ -91,13 +91,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The header and the shards, one a text, in order."""
+    """The header of a trace and its shards, one for each text, in order."""
 
     header: Header
     shards: tuple[Entry, ...]
 
     def total(self, name: str) -> int:
-        """Return the sum of a count over the shards."""
+        """Return the sum over all shards of the count ``name``, such as ``cycles``."""
         return sum(getattr(entry, name) for entry in self.shards)
 
 
@@ -107,14 +107,14 @@ def shard_name(text: int) -> str:
 
 
 def digest(content: bytes) -> str:
-    """Return the sha256 in hexadecimal."""
+    """Return the sha256 of bytes in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return a manifest whose parts agree with each other.
+    """Read a manifest and check that its parts agree with each other.
 
-    Raises OSError or ValueError for a file that cannot be read, or of something else.
+    Raises OSError for a file that cannot be read, ValueError for a file that is no valid manifest.
     """
     content = read_marked(path, FORMAT, VERSION)
     header = _header(path, content)
@@ -128,7 +128,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _faults(content: dict[str, Any], manifest: Manifest) -> Iterator[str]:
-    """Yield where parts of a manifest do not agree with each other."""
+    """Yield sentences on parts of a manifest that contradict each other."""
     file, times = Counter(entry.file for entry in manifest.shards).most_common(1)[0]
     if times > 1:
         yield f"each shard must be listed once; got {file!r} {times} times"
@@ -150,12 +150,14 @@ def _faults(content: dict[str, Any], manifest: Manifest) -> Iterator[str]:
 
 
 def _header(path: Path, content: dict[str, Any]) -> Header:
+    """Return the checked header in the content of a manifest."""
     header = Header(**_fields(path, content, Header))
     _check_header(f"{path}: ", header)
     return header
 
 
 def _check_header(where: str, header: Header) -> None:
+    """Raise ValueError for settings that no trace can have; ``where`` starts the message."""
     check.one_of(f"{where}dtype", header.dtype, tuple(DTYPES))
     check.number(f"{where}vocab_size", header.vocab_size, 1, 2**31)  # ids are int32
     check.number(f"{where}num_draft_tokens", header.num_draft_tokens, 1, MOST_DRAFTED)
@@ -168,6 +170,7 @@ def _check_header(where: str, header: Header) -> None:
 
 
 def _read_entry(path: Path, item: Any) -> Entry:
+    """Return an entry of the manifest; ValueError if it is no entry or names a file elsewhere."""
     if not isinstance(item, dict):
         raise ValueError(f"{path}: every shard must be an object; got {item!r:.60}")
     entry = Entry(**_fields(path, item, Entry))
@@ -176,6 +179,7 @@ def _read_entry(path: Path, item: Any) -> Entry:
 
 
 def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Return the fields of a dataclass from read content; ValueError for a wrong type."""
     values = {}
     for name, hint in get_type_hints(kind).items():
         value, expected = content.get(name), get_origin(hint) or hint
@@ -191,8 +195,9 @@ def _fields(path: Path, content: dict[str, Any], kind: type) -> dict[str, Any]:
 class Folder(Resource):
     """The folder of a trace that is being written; use as a context manager.
 
-    Every shard is there whole or not at all. Until the manifest is, one process holds the folder:
-    ValueError if another one does, or if it holds a trace with another header or something else.
+    Each shard is written completely or not at all. One process holds the folder until the manifest
+    is written. Raises ValueError if a second process holds the folder, or if the folder holds
+    something that is not this trace: files of another kind, or a trace with a different header.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -208,7 +213,7 @@ class Folder(Resource):
             raise
 
     def close(self) -> None:
-        """Let others write to the folder."""
+        """Release the folder, so that other processes can write to it."""
         if self._lock is not None:
             self._lock.close()
 
@@ -223,7 +228,7 @@ class Folder(Resource):
         return sum(entry.cycles for entry in self.entries)
 
     def add(self, cycles: Sequence[Cycle]) -> None:
-        """Write the next text's cycles; they are on the disk when this returns."""
+        """Write the cycles of the next text; the file is on disk when this method returns."""
         name = shard_name(self.texts)
         shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
         ends = [token for token in self.header.eos_token_ids if token < self.header.vocab_size]
@@ -233,7 +238,7 @@ class Folder(Resource):
         self.entries.append(_entry_of(name, shard, content))
 
     def finish(self) -> None:
-        """Write the manifest, all of it or nothing."""
+        """Write the manifest, completely or not at all, which finishes the trace."""
         manifest = Manifest(self.header, tuple(self.entries))
         content = asdict(self.header) | {"texts": self.texts}
         content |= {name: manifest.total(name) for name in COUNTS}
@@ -243,6 +248,7 @@ class Folder(Resource):
         self.finished = True
 
     def _open(self) -> None:
+        """Start a trace in an empty folder, or take up one with an equal header."""
         for name in (MANIFEST, UNFINISHED):
             if (self.path / name).is_file():
                 self._compare(name)
@@ -260,9 +266,10 @@ class Folder(Resource):
             self._take_up()
 
     def _compare(self, name: str) -> None:
+        """Raise ValueError if the file ``name`` holds a header that differs from this one."""
         content = read_marked(self.path / name, FORMAT, VERSION)
         stored, current = _header(self.path / name, content).flat(), self.header.flat()
-        if name == UNFINISHED:  # no text logged so far depends on how many rounds follow
+        if name == UNFINISHED:  # the texts logged so far do not depend on how many rounds follow
             stored[CYCLES] = current.get(CYCLES)
         for key in current | stored:
             if (was := stored.get(key)) != (now := current.get(key)):
@@ -272,7 +279,7 @@ class Folder(Resource):
                 raise ValueError(f"folder: {self.path} {said}; name another or delete it")
 
     def _take_up(self) -> None:
-        """Read what is there; what a kill left of a file that was being written goes."""
+        """Read the shards of a killed run, and delete its half-written file."""
         for part_file in self.path.glob(".*.safetensors.*"):
             part_file.unlink()
         while (path := self.path / shard_name(self.texts)).is_file():
@@ -282,5 +289,6 @@ class Folder(Resource):
 
 
 def _entry_of(name: str, shard: Shard, content: bytes) -> Entry:
+    """Return the manifest's entry for a shard whose file has this content."""
     rows = len(shard.target_log_probs), len(shard.draft_log_probs)
     return Entry(name, len(shard), *rows, len(content), digest(content))

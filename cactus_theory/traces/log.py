@@ -1,4 +1,4 @@
-"""Write a trace: of a decode of a target and its draft, or of cycles of your own."""
+"""Write a trace, from a decode of a target with a draft, or from cycles of another engine."""
 
 import hashlib
 import json
@@ -30,9 +30,9 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft
 
-# number of entries compared of every weight: other weights of the same shape differ in them
+# first entries of each weight tensor that :func:`identity` reads: in two models they differ
 WEIGHT_ENTRIES = 8
-# precision of logged rows: at temperatures above 0, and at temperature 0
+# default precision of logged rows: at temperatures above 0, and at temperature 0
 ROUNDED = "float16", "float32"
 OnText = Callable[[int, int], Any]
 
@@ -57,43 +57,48 @@ def log_trace(
     cut: bool = False,
     on_text: OnText | None = None,
 ) -> Trace:
-    """Decode losslessly and log all rows of every round, those after a rejection too.
+    """Decode prompts with a draft, and log all rows of every round, also those after a rejection.
 
-    The policy is ``speculative`` and the verifier ``chain`` unless others are named, so texts have
-    the target's own law. At temperature 0 the policy is ``regret:price=inf``, so texts are those of
-    strict greedy decoding, and the target's rows are logged at temperature 1. Every round drafts
-    all ``num_draft_tokens`` (if the drafter has so many), also the last one of a text. A text's
-    file is written when the text has ended: a run that was
-    killed goes on from there when started with the same arguments, and leaves the same bytes as
-    one that was not; with fewer ``cycles`` it is finished earlier.
+    By default the decode is lossless: policy ``speculative``, verifier ``chain``. At temperature 0
+    the policy is ``regret:price=inf``, which is strict greedy decoding, and the target's rows are
+    logged at temperature 1. Every round drafts ``num_draft_tokens`` tokens if the drafter can, also
+    the last round of a text. A text's file is written when the text has ended. If a run is killed,
+    a call with equal arguments goes on after the last file, and the trace gets the bytes of a run
+    that was not killed; a call with fewer ``cycles`` finishes the trace earlier.
 
     Parameters
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
-    draft_model : another one of the same vocabulary, or a drafter, such as ``NGram()``.
-    prompts_ids : token ids of each prompt; text i continues prompt i modulo their number.
-    folder : made if need be; empty, or of the same trace.
-    num_draft_tokens : K ≥ 1.
-    max_new_tokens : of a text; prompt + max_new_tokens + K must fit both models' positions.
-    cycles, texts : go through the prompts, again and again if need be, until there are at least so
-        many of both (texts are not cut short); cycles None for one pass.
-    dtype : of the logged log-probabilities, float16 or float32. Half the size moved replayed
-        tokens and divergences of the shipped pair (150 cycles, five policies) by 1e-4 of
-        themselves at most. None: float16, at temperature 0 float32, as rounding makes ties.
-    temperature, cuts : of both models.
-    eos_token_ids : tokens that end a text, ``()`` for none; the target's own by default.
-    seed : text i takes ``seed + i``.
-    policy, verifier : of the decode, where it is of interest at which places its rounds start; at
+    draft_model : a Hugging Face causal LM with the target's vocabulary, or a drafter such as
+        ``NGram()``.
+    prompts_ids : token ids of each prompt; text i continues prompt i modulo the number of prompts.
+    folder : an empty folder, or the folder of this trace; it is made if it does not exist.
+    num_draft_tokens : K ≥ 1, the number of drafted tokens of a round.
+    max_new_tokens : most new tokens of a text; the prompt, max_new_tokens and K together must fit
+        into both models' positions.
+    cycles : least number of rounds to log, over all texts; None to decode each prompt once. Texts
+        are not cut short, and prompts are used again if need be.
+    texts : least number of texts to log.
+    dtype : float16 or float32, of the logged log-probabilities. With float16, replayed tokens and
+        divergences of the shipped pair (150 cycles, five policies) changed by at most 1e-4 of their
+        values. None: float16; at temperature 0 float32, because rounding would make ties.
+    temperature : temperature of both models.
+    cuts : truncation of both models' rows.
+    eos_token_ids : tokens that end a text, ``()`` for none; the target's by default.
+    seed : text i is decoded with the seed ``seed + i``.
+    policy : policy of the decode, if rounds are to start where this policy's rounds do; at
         temperature 0 a policy that is charged in regret.
-    cut : store the likeliest tokens of a row one by one and all others in cells of alike
-        probabilities (the format is described in MEASURE.md), in about a twentieth of the size.
-    on_text : called with the cycles and texts logged so far, at the start and after every text.
+    verifier : verifier of the decode.
+    cut : store the likeliest tokens of a row one by one and all others in cells of similar
+        probabilities (MEASURE.md describes the format), in about a twentieth of the size.
+    on_text : called with the numbers of cycles and texts logged so far, at the start and after
+        every text.
 
     Raises
     ------
     ValueError
-        A folder of another trace or of something else, or one that another process writes to, an
-        unknown dtype, a drafter of trees, and as :func:`cactus_theory.generate`.
+        A folder that holds a different trace or other files, or to which another process writes; an
+        unknown dtype; a drafter of trees; and as :func:`cactus_theory.generate`.
     OSError
         Files that cannot be written.
     ModuleNotFoundError
@@ -120,7 +125,7 @@ def log_trace(
     texts = max(check.whole_number("texts", texts, 1), 0 if cycles else len(prompts))
     options = DecodeOptions(
         **setting.keywords,
-        # room for a whole draft in the last round too; the text itself is stopped
+        # the last round drafts K tokens, too; ``stop`` in _cycles ends the text
         max_new_tokens=max_new_tokens + num_draft_tokens,
         eos_token_ids=eos_token_ids,
         meter=False,
@@ -175,22 +180,25 @@ def save_trace(
     cuts: Cuts | None = None,
     cut: bool = False,
 ) -> Trace:
-    """Write cycles of your own, such as those of another engine, as a trace.
+    """Write given cycles, such as those of another engine, as a trace.
 
     Parameters
     ----------
-    folder : a new or empty one.
-    texts : the cycles of each text; their ``text`` is not read.
-    vocab_size, num_draft_tokens : V, and the most tokens a cycle may have drafted.
-    dtype : of the log-probabilities, float16 or float32.
-    target, draft, temperature, eos_token_ids, cuts : what is said about the decode; None: nothing.
-        At temperature 0 rows are still the target's at temperature 1.
-    cut : as of :func:`log_trace`.
+    folder : a new or empty folder.
+    texts : the cycles of each text; the field ``text`` of a cycle is not read.
+    vocab_size : V.
+    num_draft_tokens : K, the most drafted tokens of a cycle.
+    dtype : float16 or float32, of the stored log-probabilities.
+    target, draft : names of the two models.
+    temperature : of the decode; at temperature 0 the target rows must be those at temperature 1.
+    eos_token_ids : tokens that end a text.
+    cuts : truncation of the rows; None if unknown.
+    cut : as for :func:`log_trace`.
 
     Raises
     ------
     ValueError
-        A folder that is not empty, an unknown dtype, rows that are no distributions.
+        A folder that is not empty, an unknown dtype, rows that are not distributions.
 
     Examples
     --------
@@ -217,7 +225,7 @@ def save_trace(
 def log_shown(
     pair: Any, prompts_ids: Sequence[Sequence[int]], folder: str | Path, cycles: int, **options: Any
 ) -> Trace:
-    """Return :func:`log_trace` of a pair, and show how far it is."""
+    """Call :func:`log_trace` for a loaded pair with a progress line, and return the trace."""
     options = {"draft_model": pair.draft} | options
     progress = Progress("logging cycles", cycles)
     return log_trace(
@@ -229,6 +237,7 @@ def log_shown(
 def _cycles(
     header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
+    """Decode one text and return its cycles."""
     most = header.details["max_new_tokens"]
     cycles: list[Cycle] = []
 
@@ -246,7 +255,7 @@ def _cycles(
 
 
 def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: DecodeOptions) -> None:
-    """Raise now for prompts and options that would fail at some later text."""
+    """Raise an error at the start for prompts or options that would fail at a later text."""
     if not prompts:
         raise ValueError("prompts_ids: must hold at least one prompt; got none")
     if any(drafter.nodes(depth) > depth for depth in (1, 2)):
@@ -260,9 +269,9 @@ def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: Dec
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of a model's folder, without where it lies, or that of its class.
+    """Return the name of a model's folder without its path; without a folder, the class's name.
 
-    Of a drafter with a model it is the model's.
+    A drafter with a model has the model's name.
     """
     model = getattr(thing, "model", thing) if isinstance(thing, Drafter) else thing
     folder = Path(str(getattr(model, "name_or_path", "") or "")).name
@@ -270,7 +279,7 @@ def name_of(thing: Any) -> str:
 
 
 def identity(thing: Any) -> str:
-    """Return a text that differs for another model, another drafter or other options."""
+    """Return a text that identifies a model, or a drafter and its options, to compare runs."""
     if hasattr(thing, "state_dict"):
         return _weights(thing)
     if is_dataclass(thing) and not isinstance(thing, type):
@@ -288,9 +297,10 @@ def identity(thing: Any) -> str:
 def check_weights(
     name: str, weights: Mapping[str, Any], target_model: Any, draft_model: Any
 ) -> None:
-    """Raise ValueError unless both are those that ``target_weights`` and ``draft_weights`` tell.
+    """Raise ValueError unless the models are those with which a file was made.
 
-    ``name`` is of what was made with those.
+    ``weights`` holds the file's ``target_weights``, ``draft_weights`` and ``model_dtype``; ``name``
+    names the file in messages.
     """
     drafter = None if draft_model is None else as_drafter(draft_model)
     dtype = dtype_of_pair(target_model, drafter)
@@ -311,6 +321,7 @@ def check_weights(
 
 
 def _weights(model: Any) -> str:
+    """Return the model's class and a digest of names, shapes and first entries of its weights."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
         if not isinstance(weight, Tensor):  # packed weights of quantised layers
