@@ -131,10 +131,7 @@ class Checker:
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return the behaviours on rows without errors, and pairs (behaviour, error) on all others.
-
-        If a batch raises an error, its rows are tried one by one.
-        """
+        """Return the behaviours on rows without errors, and (behaviour, error) for all others."""
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:

@@ -25,8 +25,7 @@ ORDER = (0, 1, 2, 3, 1, 2, 3)
 SMALL, THOROUGH, VOCABULARY = (1_000, 1_400), 10_000, 32_000
 # least entry of a wide row: float32 still holds it; narrow rows have smaller entries
 LEAST = 1e-30
-# above DENSE tokens a draft keeps its likeliest TOP tokens only: enumerating g(·|n) takes O(V) for
-# every token that can be drafted
+# above DENSE tokens a draft keeps its likeliest TOP only: g(·|n) takes O(V) for each drafted token
 DENSE, TOP = 64, 16
 
 

@@ -90,24 +90,18 @@ def assert_policy_properties(
 ) -> Report:
     """Check a policy against every property it must have; raise AssertionError if one is broken.
 
-    The error message describes the first broken property: the simplest rows found, the number that
-    was expected, the number that was found and the likeliest cause. The message then names all
-    further broken properties. The function may be called inside a test under Hypothesis's
-    ``@given``.
+    The error message describes the first broken property (the simplest rows found, the numbers
+    expected and found, the likeliest cause) and names all further ones. The report of a policy
+    without faults is returned. The function may be called under Hypothesis's ``@given``, too.
 
     Parameters
     ----------
-    policy : a policy made by ``ct.rule`` or ``ct.policy``, an instance of your class, or a spec
-        string.
+    policy : a policy (by ``ct.rule``, ``ct.policy`` or a class of your own), or a spec string.
     properties : names out of ``PROPERTIES``; all of them by default.
     examples : number of pairs of rows to draw.
     seed : seed of these rows, and of the further values of the knob that are checked.
     rows : rows (target, draft), each (V,) or (R, V), to check in place of drawn rows. They are
         reported as they are, not shrunk, and checked at the policy's present knobs only.
-
-    Returns
-    -------
-    The report of a policy without faults.
 
     Raises
     ------

@@ -154,10 +154,7 @@ class Properties(dict[str, Property]):
     def register(
         self, applies: Callable[[Any], bool] = always, **options: Any
     ) -> Callable[[Measure], Measure]:
-        """Return a decorator that makes a function a property; ``options`` are further fields.
-
-        The first paragraph of the function's docstring becomes the property's statement.
-        """
+        """Return a decorator that makes a function a property, stated in its docstring."""
         if inspect.isgeneratorfunction(applies):
             raise TypeError(
                 f"{self.decorator}: must be used with parentheses, @{self.decorator}(); "
@@ -189,11 +186,7 @@ class Properties(dict[str, Property]):
 
 @dataclass
 class Worst:
-    """The entry with the smallest margin on a batch, in words as by :meth:`Bounds.describe`.
-
-    ``row`` is the number of the entry's example, and ``counted`` the number of examples to which
-    the property applied. The margin is ∞ if the property applied to no entry.
-    """
+    """The entry with the smallest margin, ∞ for none, among ``counted`` examples of a batch."""
 
     margin: float = math.inf
     row: int = 0
@@ -204,11 +197,7 @@ class Worst:
 
 
 def measure(prop: Property, seen: Seen) -> Worst:
-    """Return the entry of a batch with the smallest margin for a property.
-
-    A property may yield several bounds; after the first broken one the others are not computed.
-    Errors of the checked object pass through.
-    """
+    """Return the entry of a batch with the smallest margin; errors of the object pass through."""
     worst, counted = Worst(), set()
     if seen.width > prop.widest:
         return worst

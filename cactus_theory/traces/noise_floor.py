@@ -1,7 +1,8 @@
-"""Two comparisons for a budget in nats a token: rounding error, and a lower temperature.
+"""Compute two comparisons for a budget in nats per token: rounding errors, a lower temperature.
 
-Rounding differs with the shape of a pass, so that even a lossless decode that verifies K tokens at
-once has not quite the law of one without a draft. That is the floor under every budget.
+Rounding errors depend on the shape of a forward pass. So even a lossless decode, which verifies K
+tokens in one pass, does not have exactly the law of decoding without a draft. A budget below this
+noise floor has no effect that can be seen.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,15 +30,18 @@ from cactus_theory.verify.draw import pick
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Divergence between rows of a pass over several tokens and of single-token passes.
+    """Divergence of rows of a pass over several tokens from rows of single-token passes.
 
     Attributes
     ----------
-    per_token, standard_error : mean KL of a wide pass's row from a single pass's, in nats, and
-        its error over texts; at temperature 0 the mean regret of its argmax.
+    per_token : mean KL of a row of a wide pass from that of a single-token pass, in nats per token;
+        at temperature 0 the mean regret of the wide row's argmax.
+    standard_error : standard error of ``per_token`` over texts.
     divergence : ``kl`` or ``regret``.
-    changed : share of rows with another argmax in the wide pass.
-    rows, width, dtype : rows compared, tokens of a wide pass, of the model.
+    changed : share of rows for which the argmax differs.
+    rows : number of rows compared.
+    width : tokens of a wide pass.
+    dtype : number format of the model.
     """
 
     per_token: float
@@ -60,24 +64,25 @@ def noise_floor(
     seed: int = 0,
     on_text: Callable[[int], Any] | None = None,
 ) -> NoiseFloor:
-    """Return the mean KL, in nats, of rows of passes of ``width`` tokens from those of one each.
+    """Measure the mean KL of rows of passes over ``width`` tokens from rows of single-token passes.
 
-    The texts are the target's own, drawn from the single passes; both have a cache of their own.
-    At temperature 0 it is the regret of the wide pass's argmax under the single pass's row: what
-    greedy texts that part at near ties give away.
+    The texts are drawn from the single-token passes; each of the two kinds of pass has its own
+    cache. At temperature 0, where texts differ at near ties, the regret of the wide row's argmax
+    under the single-token row is measured instead.
 
     Parameters
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
     prompts_ids : token ids of each prompt.
-    width : tokens of a wide pass: K + 1 where K are drafted.
+    width : tokens of a wide pass: K + 1 for K drafted tokens.
     max_new_tokens, temperature, seed : of the texts.
-    on_text : called with how many are done; True leaves out the rest.
+    on_text : called with the number of texts that are done; returns True to leave out the rest.
 
     Raises
     ------
     ValueError
-        No prompt or an empty one, sizes below 1, a negative temperature, a family without a cache.
+        No prompt or an empty prompt, sizes below 1, a negative temperature, a model without a
+        cache that this package knows.
     """
     for name, size in {"width": width, "max_new_tokens": max_new_tokens}.items():
         check.whole_number(name, size, 1)
@@ -113,24 +118,24 @@ def noise_floor(
 def _rows(
     model: CachedModel, ids: list[int], temperature: float, keep: int = 1
 ) -> Float[Tensor, "keep vocab"]:
-    """Feed tokens; return the log-probabilities after the last ``keep`` of them."""
+    """Feed tokens to the model; return the log-probabilities after the last ``keep`` tokens."""
     tokens = torch.tensor([ids], device=model.model.device)
     logits = model.feed(tokens, [len(ids)], [keep])[0, :keep].double()
     return (logits / (temperature or 1.0)).log_softmax(-1)
 
 
-# temperatures over the trace's own, and over the one read off these: between neighbours √KL is
-# interpolated linearly in 1/t, with an error below 2e-4 on the shipped pair
+# temperatures t, relative to the trace's, on a coarse grid; and relative to the solution on that
+# grid. Between neighbours √KL is interpolated linearly in 1/t: error below 2e-4 on the shipped pair
 TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 NEAR = (0.94, 0.97, 1.0, 1.03, 1.06)
 
 
 def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
-    """Return the temperature below the trace's whose samples cost so many nats a token.
+    """Return the temperature, below the trace's, at which sampling spends ``nats`` per token.
 
-    KL of the tempered row from the target's, mean over the tokens of the target's own texts: all
-    logged rows count as often as a lossless decode reaches them. The standard error is over texts.
-    None where the coldest that is tried, 0.3 of the trace's, is nearer than that.
+    The nats are the KL of the tempered row from the target row, averaged over tokens of the
+    target's texts: each logged row counts as often as a lossless decode reaches it. The standard
+    error is over texts. None if even 0.3 of the trace's temperature spends less.
     """
     rough = _read(
         TEMPERATURES, [estimate.value for estimate in _tempered(trace, TEMPERATURES)], nats
@@ -146,6 +151,7 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
+    """Return the nats per token that sampling at each of these relative temperatures spends."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     kl = read_divergence("kl").value
     lossless, chain = read_policy("speculative"), find_verifier("chain")
@@ -162,7 +168,7 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
 
 
 def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:
-    """Return where the curve over rising temperatures has so many nats, None beyond the coldest."""
+    """Return the temperature at which the curve has so many nats; None below the coldest."""
     roots = np.sqrt(np.maximum.accumulate(curve[::-1]))
     if nats > roots[-1] ** 2:
         return None

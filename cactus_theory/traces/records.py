@@ -1,8 +1,8 @@
-"""Acceptance records of engines, one a request: how many verifications accepted how many tokens.
+"""Read acceptance records of engines: for each request, how many rounds accepted 0, 1, … tokens.
 
-Read are answers of vLLM (``--per-request-spec-decode-metrics``, summary or detailed; pull request
-48915), of SGLang (``spec_accept_histogram`` of ``meta_info``) and lines of NVIDIA AIPerf's
-``profile_export.jsonl`` (``spec_decode_acceptance``; warm-up requests are left out).
+The formats are answers of vLLM (``--per-request-spec-decode-metrics``, summary or detailed; pull
+request 48915), answers of SGLang (``spec_accept_histogram`` of ``meta_info``) and lines of NVIDIA
+AIPerf's ``profile_export.jsonl`` (``spec_decode_acceptance``; warm-up requests are left out).
 """
 
 import json
@@ -20,17 +20,17 @@ Record = dict[str, Any]
 
 
 def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
-    """Read acceptance records, a JSON object a line or one JSON text; errors are by request.
+    """Read acceptance records from JSON lines or one JSON text; errors are computed over requests.
 
-    Drafts may be of any length up to ``width``. How many rounds drafted each position is known
-    where all records have vLLM's ``per_step_drafted`` or ``acceptance_histogram_by_draft_length``.
-    vLLM counts places behind an end of text; ``known`` may say otherwise.
+    Drafts may have up to ``width`` tokens. The share of rounds that draft each position is known
+    if all records have vLLM's ``per_step_drafted`` or ``acceptance_histogram_by_draft_length``.
+    vLLM counts places behind an end of text; fields in ``known`` replace what is read.
 
     Raises
     ------
     OSError, ValueError
-        A file that cannot be read or holds no record, numbers that contradict each other, drafts
-        of more than ``width`` tokens.
+        A file that cannot be read or holds no record, numbers that contradict each other, more
+        than ``width`` accepted or drafted tokens in a round.
     """
     histograms, drafted, reached, engines = [], [], [], set[str]()
     for number, item in enumerate(_objects(path), 1):
@@ -50,14 +50,14 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
                            ("num_accepted_draft_tokens", accepted)):  # fmt: skip
             if record.get(name, sum_) != sum_:
                 raise ValueError(f"{where}: {name} must be {sum_}; got {record[name]!r:.60}")
-        drafted.append(record.get("num_draft_tokens"))  # SGLang's may count nodes of trees
+        drafted.append(record.get("num_draft_tokens"))  # in SGLang, perhaps the nodes of trees
         reached.append(_reached(where, record, counts))
         histograms.append(counts)
         engines.add(engine)
     if not histograms:
         raise ValueError(f"--records: must hold a record of vLLM, SGLang or AIPerf; got {path}")
     counts = np.array(histograms, float)
-    at_least = counts[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1), rounds that accept so many
+    at_least = counts[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1): rounds that accept ≥ i
     total = at_least.sum(0)
     told: Record = {"answers": float(len(counts)), "drafted": None, "behind_ends": None}
     if all(type(own) is int for own in drafted) and sum(drafted) >= total[0]:
@@ -78,6 +78,7 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
 
 
 def _objects(path: str | Path) -> Iterator[Any]:
+    """Yield the objects of a JSON text or of JSON lines, also as a stream of events (data: …)."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -94,7 +95,7 @@ def _objects(path: str | Path) -> Iterator[Any]:
 
 
 def _record(item: Any) -> tuple[str, Record, Any] | None:
-    """Return the engine, the record and its histogram, None for an object without one."""
+    """Return the engine, the record and its histogram; None for an object without a histogram."""
     own = item if isinstance(item, dict) else {}
 
     def inner(name: str) -> Record:
@@ -113,7 +114,7 @@ def _record(item: Any) -> tuple[str, Record, Any] | None:
 
 
 def _counts(where: str, histogram: Any) -> np.ndarray:
-    """Return how many rounds accepted 0, 1, … tokens: of a list, or of a map from numbers."""
+    """Return how many rounds accepted 0, 1, … tokens, from a list or from a map by number."""
     if isinstance(histogram, dict) and all(str(key).isdecimal() for key in histogram):
         most = max(map(int, histogram), default=0)
         check.whole_number(f"{where}: accepted tokens", min(most, 10**4), most)
@@ -125,7 +126,10 @@ def _counts(where: str, histogram: Any) -> np.ndarray:
 
 
 def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | None:
-    """Return for each place how many rounds accepted all before it and drafted it, if known."""
+    """Return for each position how many rounds accepted all tokens before it and drafted it.
+
+    None if the record does not tell how many tokens each round drafted.
+    """
     width = len(counts) - 1
     steps, lengths = record.get("per_step_accepted"), record.get("per_step_drafted")
     by_length = record.get("acceptance_histogram_by_draft_length")

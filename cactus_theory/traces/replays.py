@@ -1,14 +1,14 @@
-r"""Run a policy and a verifier on logged rows, all coins integrated out.
+r"""Replay a policy and a verifier on logged rows; expectations over coins are exact.
 
-Of a cycle with drafted tokens x_1..x_K let :math:`P_i` be the probability that at least i of
-them are accepted (``VerdictLaw.alive``) and h_i the emitted law at row i. Then a target call
-yields :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)` and, for the bonus
-token, :math:`P_K D(h_K‖q_K)`: 0 where a policy leaves undrafted tokens to the target, as most do.
-Tokens after a drafted end-of-text token count for nothing. A call without a draft yields one token.
+For a cycle with drafted tokens x_1..x_K, :math:`P_i` is the probability that at least i tokens are
+accepted (``VerdictLaw.alive``), and h_i is the emitted law at row i. A target call yields
+:math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`. The bonus token adds
+:math:`P_K D(h_K‖q_K)`, which is 0 for most policies, as they draw that token from q. Tokens after a
+drafted end-of-text token do not count. A call without a draft yields one token.
 
-Cycles start where those of the logged lossless decode did. For that decode's own K, policy and
-verifier the numbers are consistent; for others they are what these would do at the same places,
-which is what makes them comparable, with paired errors far smaller than their own.
+Cycles start where the cycles of the logged decode started. So the numbers are consistent for the
+policy, verifier and K of that decode. For all others they describe the same places, which makes
+settings comparable: paired errors are far smaller than the error of each number.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,9 +41,9 @@ from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Node, Nodes, ask_together, charge_nodes
 
 OnCycles = Callable[[int], Any]
-# what a replay adds up beside divergences, signed (cactus_theory.emitted.directions)
+# signed quantities that a replay can add up like divergences: see cactus_theory.emitted.directions
 SIGNED = "surprise", "agreement"
-# what is added up by name: a divergence, or None for one of these
+# quantities to add up, by name: a divergence, or None for a quantity of SIGNED
 Metered = Mapping[str, Divergence | None]
 
 
@@ -57,39 +57,42 @@ def replay(
     undrafted: str = "policy",
     on_cycles: OnCycles = int,
 ) -> Replay:
-    """Replay a policy and a verifier on logged cycles; exact, nothing is sampled.
+    """Compute tokens per target call and nats of a policy and a verifier on logged cycles.
+
+    The expectations over coins are exact; nothing is sampled.
 
     Parameters
     ----------
     trace : a trace or its folder.
     policy : a Policy or a spec, such as ``"band:price=1"``.
-    verifier : by name or a Verifier.
-    num_draft_tokens : cut longer drafts to so many tokens; None for all that were logged.
-    divergences : which ones the meter adds up; ``surprise`` and ``agreement``, too. Without any,
-        KL, of a trace of temperature 0 regret.
-    undrafted : who draws tokens that were not drafted: the ``policy``, or the ``target``, which
-        costs nothing (an engine that draws them itself, such as vLLM).
-    on_cycles : called with how many cycles are done, now and then.
+    verifier : a Verifier or its name.
+    num_draft_tokens : K, to which longer drafts are cut; None for all logged tokens.
+    divergences : divergences to add up, and ``surprise`` or ``agreement``. By default KL, or regret
+        on a trace of temperature 0.
+    undrafted : from which row tokens that were not drafted are drawn: ``policy``, or ``target`` for
+        q, which costs nothing (as an engine does that draws them itself, such as vLLM).
+    on_cycles : called from time to time with the number of cycles that are done.
 
     Returns
     -------
-    policy, verifier : their specs.
-    num_draft_tokens : K, the most tokens of a draft that were used.
+    policy, verifier : specs.
+    num_draft_tokens : K, the most drafted tokens of a cycle that were used.
     source : fingerprint of the trace.
-    cycles, tokens : (T,) sums over each text's calls, those without a draft as well, of 1, and of
-        the expected tokens of a call.
-    drafts, drafted : (T,), calls with a draft, and the tokens that were drafted.
-    spent : divergence → (T,), the expected metered divergence (nats for KL).
-    reached, accepted_at : (K, T), how often place i of a draft is expected to be decided, and
-        accepted.
+    cycles : (T,), target calls of each text, with or without a draft.
+    tokens : (T,), expected emitted tokens of each text.
+    drafts : (T,), calls with a draft.
+    drafted : (T,), drafted tokens.
+    spent : by divergence (T,), the expected metered divergence (nats for KL).
+    reached : (K, T), how often the token at place i of a draft is expected to be reached.
+    accepted_at : (K, T), how often that token is expected to be accepted.
 
     Raises
     ------
     ValueError
-        An unknown policy, verifier or divergence, a policy that the verifier cannot follow,
+        An unknown policy, verifier or divergence, a policy that the verifier does not support,
         more drafted tokens than were logged, a broken trace.
     NotImplementedError
-        A verifier whose law cannot be enumerated, or metered.
+        A verifier whose law cannot be computed.
 
     Examples
     --------
@@ -114,7 +117,7 @@ def replay_widths(
     on_cycles: OnCycles = int,
     undrafted: str = "policy",
 ) -> dict[int, Replay]:
-    """Return :func:`replay` at several K, in one pass where :func:`shares_rows` allows it."""
+    """Return :func:`replay` by K, for several K, in one pass where :func:`shares_rows` holds."""
     check.one_of("undrafted", undrafted, UNDRAFTED)
     checked = sorted({draft_width(trace, width) for width in widths})
     rule, verifier = charged_policy(trace, policy), find_verifier(verifier)
@@ -157,9 +160,10 @@ def replay_widths(
 
 
 def _replay_regret(trace: Trace, path: RegretPath, ahead: bool, replay: Replay) -> None:
-    """Add all cycles, from the regrets of drafted tokens alone: the rest is on each row's argmax.
+    """Add all cycles under a policy of regret, from the regrets of the drafted tokens alone.
 
-    The general way, which writes rows, takes ten times as long or more.
+    These suffice because a token that is not accepted is replaced by its row's argmax, at regret 0.
+    The general code writes whole rows and takes ten times as long or more.
     """
     for text, ids, lost, best in trace.losses:
         width = min(ids.shape[1], replay.num_draft_tokens)
@@ -171,15 +175,15 @@ def _replay_regret(trace: Trace, path: RegretPath, ahead: bool, replay: Replay) 
 
 
 def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
-    """Return whether no drafted token before a place ended the text, (B, K + 1)."""
+    """Return (B, K + 1), whether none of the first i drafted tokens ends the text."""
     ended = torch.isin(ids, ids.new_tensor(ends)).cumsum(-1) > 0
     return torch.cat([ended.new_zeros(len(ids), 1), ended], -1).logical_not()
 
 
 def charged_policy(trace: Trace, policy: str | Policy) -> Policy:
-    """Return a policy for a trace, at its ends: lossless sampling is strict at temperature 0.
+    """Return a policy with the trace's end tokens; at temperature 0, see :func:`greedy_policy`.
 
-    Raises ValueError for a policy that is charged in another unit than the trace.
+    Raises ValueError for a policy that is charged in a different unit from the trace's.
     """
     rule = read_policy(policy).at_ends(trace.ends)
     if trace.unit == REGRET:
@@ -189,9 +193,9 @@ def charged_policy(trace: Trace, policy: str | Policy) -> Policy:
 
 
 def greedy_policy(policy: str | Policy) -> Policy:
-    """Return a policy at temperature 0, where lossless sampling is strict greedy decoding.
+    """Return a policy for temperature 0; ``speculative`` becomes strict greedy decoding.
 
-    Raises ValueError for one that relaxes nothing there.
+    Raises ValueError for a policy that relaxes nothing at temperature 0.
     """
     rule = read_policy(policy)
     if rule.spec == defaults.POLICY:
@@ -201,7 +205,7 @@ def greedy_policy(policy: str | Policy) -> Policy:
 
 
 def check_unit(spec: str, own: Divergence, unit: Divergence, where: str) -> None:
-    """Raise ValueError unless a policy's tokens are charged in the unit of what it is used on."""
+    """Raise ValueError unless the policy's unit ``own`` is the ``unit`` in which it is charged."""
     if own != unit == REGRET:
         raise ValueError(
             f"policy: {spec} relaxes nothing at temperature 0, and regret does; got {where}"
@@ -211,9 +215,9 @@ def check_unit(spec: str, own: Divergence, unit: Divergence, where: str) -> None
 
 
 def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
-    """Return whether what happens at a place of a draft is the same however long the draft is.
+    """Return whether cutting a draft leaves the law at its first places unchanged.
 
-    So it is unless a policy looks ahead along a deterministic draft.
+    True for a chain, and for a block with a policy that does not look ahead along the draft.
     """
     verifier = find_verifier(verifier)
     return isinstance(verifier, Chain) or (
@@ -222,7 +226,7 @@ def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
 
 
 def _begun(trace: Trace, setting: Setting, kinds: Iterable[str]) -> Replay:
-    """Return the sums before the first cycle."""
+    """Return a replay with all sums 0."""
     reached, accepted_at = np.zeros((2, setting.num_draft_tokens, trace.texts))
     calls, tokens, drafts, drafted = np.zeros((4, trace.texts))
     spent = {spec: np.zeros(trace.texts) for spec in kinds}
@@ -233,7 +237,10 @@ def _begun(trace: Trace, setting: Setting, kinds: Iterable[str]) -> Replay:
 
 
 def draft_width(trace: Trace, width: int | None) -> int:
-    """Return K, all that were logged for None; ValueError for more."""
+    """Return how many drafted tokens of a cycle to use: ``width``, or all logged ones for None.
+
+    Raises ValueError if fewer were logged.
+    """
     logged = trace.num_draft_tokens
     if width is not None and check.whole_number("num_draft_tokens", width, 1) > logged:
         raise ValueError(f"num_draft_tokens: must be at most the {logged} logged; got {width}")
@@ -247,7 +254,10 @@ def batch_law(
     kinds: Metered,
     ends: Sequence[int],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K)."""
+    """Return the arguments of :meth:`Replay.add` for a batch of cycles, from exact laws.
+
+    These are alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K) by name.
+    """
     ids, q = batch.draft_token_ids, batch.target_probs
     going = _going(ids, ends)
     assigned, width = Assignment((policy,)), ids.shape[1]
@@ -256,13 +266,13 @@ def batch_law(
         law = verifier.law(assigned, q, draft)
         rows = law.emitted[:, :width], q[:, :width]
         return law.alive, going, {spec: _of_rows(spec, kind, *rows) for spec, kind in kinds.items()}
-    # a chain and a block need neither residuals nor rows for them: each node is asked once
+    # for a chain and a block no residual is needed, only each node's next ratio and divergence
     at, by_path = Nodes(verifier, assigned, q, draft).at, verifier.by_path
     alive = q.new_zeros(len(ids), width + 1, dtype=torch.float64)
     alive[:, 0] = 1.0
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
     for place in range(width):
-        # what is never reached costs nothing
+        # a node that is never reached spends nothing, so its row is not solved
         reached = {row: ratio for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0}
         rows = [*reached]
         nodes = [at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
@@ -274,6 +284,7 @@ def batch_law(
 
 
 def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list[float]:
+    """Return the divergence, or the quantity of SIGNED, that each node spends."""
     if kind is None:
         return [node.directions[1 + SIGNED.index(spec)] for node in nodes]
     charge_nodes(nodes, kind)
@@ -281,6 +292,7 @@ def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list
 
 
 def _of_rows(spec: str, kind: Divergence | None, h: Tensor, q: Tensor) -> Tensor:
+    """Return the divergence of rows h from rows q, or their quantity of SIGNED."""
     if kind is None:
         return directions(h.double(), q.double())[1 + SIGNED.index(spec)]
     return divergences_of(kind, h, q)

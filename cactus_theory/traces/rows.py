@@ -1,4 +1,4 @@
-"""Saved rows in the place of a trace, and the means of a policy over many rows."""
+"""Hold saved rows that stand in for a trace, and compute means of a policy over many rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ Rows = Float[Tensor, "rows vocab"]
 
 @dataclass(frozen=True, eq=False)
 class SavedRows:
-    """N pairs of rows, each a text of its own.
+    """N pairs of a target row and a draft row, each counted as a separate text.
 
-    Rows along one text are alike; errors that take each for a text of its own are then too small.
+    If several rows come from one text, standard errors are too small, because such rows are alike.
 
     Attributes
     ----------
@@ -37,12 +37,12 @@ class SavedRows:
 
     @classmethod
     def of(cls, target_probs: tensors.ArrayLike, draft_probs: tensors.ArrayLike) -> "SavedRows":
-        """Return rows (..., V) one after another.
+        """Return given rows (..., V), checked and flattened to (N, V).
 
         Raises
         ------
         ValueError, TypeError
-            Rows that are not distributions over one vocabulary, or none.
+            Rows that are not distributions over one vocabulary, or no rows.
         """
         q, p = tensors.probability_rows(target_probs, draft_probs)
         if not q.numel():
@@ -71,17 +71,17 @@ Source = Trace | SavedRows
 
 @dataclass(frozen=True, eq=False)
 class RowMeans:
-    """Means over rows of a policy's acceptance and emitted law, and the most spent on a row.
+    """Means over rows of what a policy accepts, emits and spends.
 
     Attributes
     ----------
-    policy : its spec.
-    acceptance, divergence : Σ p φ, and D(emitted‖q).
-    entropy, surprise, agreement : of the emitted law, :func:`cactus_theory.emitted.directions`.
-    largest : of all rows, the largest divergence.
+    policy : the policy's spec.
+    acceptance : mean of Σ p φ.
+    divergence : mean of D(h‖q) of the emitted law h, nats for KL.
+    entropy, surprise, agreement : means of :func:`cactus_theory.emitted.directions` of h.
+    largest : the largest divergence of a row.
     share : mean acceptance over the mean of the best acceptance of each row at the divergence that
-        the policy spends on it; above 1 only where tokens with q = 0 are emitted; NaN unless
-        it was asked for.
+        the policy spends there; above 1 only if tokens with q = 0 are emitted; ∞ if not computed.
     """
 
     policy: str
@@ -96,7 +96,7 @@ class RowMeans:
 
 @one_thread()
 def row_means(policy: Policy, source: Source, kind: Divergence, best: bool = False) -> RowMeans:
-    """Return the means of a policy over all rows, ``best`` beside the best acceptance of each."""
+    """Return the means of a policy over all rows, with ``share`` if ``best`` is true."""
     sums, largest = np.zeros((7, source.texts)), 0.0
     for text, q, p in row_pairs(source, ENTRIES):
         law, accepted = law_and_acceptance(policy, q, p)
@@ -116,9 +116,9 @@ def row_means(policy: Policy, source: Source, kind: Divergence, best: bool = Fal
 def row_pairs(
     source: Source, entries: int = ENTRIES
 ) -> Iterator[tuple[Int[Tensor, "n"], Rows, Rows]]:
-    """Yield text, target row and draft row of all drafted tokens that have a draft row, in parts.
+    """Yield batches of all places with a draft row: text numbers, target rows and draft rows.
 
-    Parts have at most ``entries`` numbers of target rows, but at least one row or cycle.
+    A batch has at most ``entries`` numbers in its target rows, but at least one row or cycle.
     """
     if isinstance(source, SavedRows):
         size = max(1, entries // source.target_probs.shape[-1])

@@ -1,4 +1,4 @@
-"""Read a trace: cycles one by one, in batches, or all their rows."""
+"""Read a trace from its folder: cycles one by one, cycles in batches, or all rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,23 +23,24 @@ from cactus_theory.traces.folder import (
     read_manifest,
 )
 
-# cycles from which equal drafts shorter than the manifest's K are an error, not chance
+# if so many cycles all have equally long drafts below the manifest's K, K is wrong, not bad luck
 ENOUGH_CYCLES = 8
-# entries of target rows judged at once: 64 rows at V=2,048, so that arrays stay near a core
+# entries of target rows in a batch: 64 rows at V=2,048, so that arrays fit into a core's cache
 ENTRIES = 2**17
-# rows that a trace holds in memory once they are read
+# bytes of rows that a trace keeps in memory after reading them
 KEPT_BYTES = 2**30
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Cycles that drafted equally many tokens, all with draft rows or all without.
+    """B cycles with K drafted tokens each, all with draft rows or all without.
 
     Attributes
     ----------
-    text, position : (B,) int64.
+    text, position : (B,) int64; number of the text, and its new tokens before the cycle.
     draft_token_ids : (B, K) int64.
-    target_probs, draft_probs : (B, K + 1, V) and (B, K, V) float64, or None.
+    target_probs : (B, K + 1, V) float64.
+    draft_probs : (B, K, V) float64; None for deterministic drafts.
     """
 
     text: Int[Tensor, "batch"]
@@ -50,14 +51,14 @@ class Batch:
 
 
 class Trace:
-    """The cycles of a decode, read from a folder text by text: ``for cycle in trace``.
+    """The logged cycles of a decode, read from a folder text by text: ``for cycle in trace``.
 
-    Rows are float64 and divided by their sum.
+    Rows are float64, divided by their sum.
 
     Attributes
     ----------
-    folder : where the files lie.
-    header : what was decoded and how.
+    folder : path of the folder with the trace's files.
+    header : settings of the logged decode.
 
     Examples
     --------
@@ -76,15 +77,16 @@ class Trace:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
-        """Return the trace in a folder.
+        """Open the trace in a folder.
 
-        The manifest and the files' sizes are checked here, their content when it is first read.
+        The manifest and the sizes of the files are checked now; a file's content is checked when
+        the file is first read.
 
         Raises
         ------
         OSError, ValueError
-            No such folder, one that is no trace or is not finished, files that are missing or of
-            another size.
+            No such folder, a folder without a finished trace, files that are missing or of a
+            different size from the manifest's.
         ModuleNotFoundError
             safetensors is not installed (extra llm).
         """
@@ -118,23 +120,23 @@ class Trace:
 
     @property
     def ends(self) -> list[int]:
-        """Return the ids that end its texts, each once; no row holds one beyond the vocabulary."""
+        """Return the ids below V that end the texts, each once, in ascending order."""
         ids = sorted(set(self.header.eos_token_ids))
         return [token for token in ids if token < self.header.vocab_size]
 
     @property
     def unit(self) -> Divergence:
-        """Return the unit that its tokens are charged in: regret at temperature 0, else KL."""
+        """Return the divergence in which tokens are charged: regret at temperature 0, else KL."""
         return read_divergence(defaults.DIVERGENCE) if self.header.temperature else REGRET
 
     @property
     def name(self) -> str:
-        """Return the folder's name."""
+        """Return the name of the folder."""
         return self.folder.resolve().name
 
     @property
     def num_draft_tokens(self) -> int:
-        """Return the most tokens that a cycle drafted."""
+        """Return K, the most drafted tokens of a cycle."""
         return self.header.num_draft_tokens
 
     @property
@@ -144,12 +146,12 @@ class Trace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Return a digest over the digests of the shards."""
+        """Return a digest of the trace's content, from the digests of the shards."""
         return digest("".join(entry.sha256 for entry in self.manifest.shards).encode())
 
     @property
     def prompts(self) -> list[int]:
-        """Return the number of each text's prompt; texts that share one are alike."""
+        """Return the number of each text's prompt; texts of one prompt are alike."""
         count = self.header.details.get("prompts")
         count = count if isinstance(count, int) and count > 0 else self.texts
         return [text % count for text in range(self.texts)]
@@ -170,14 +172,15 @@ class Trace:
                 yield Cycle(text, int(own.position[0]), *rows)
 
     def shard(self, text: int) -> Shard:
-        """Return the cycles of one text as they are stored.
+        """Read the stored cycles of one text.
 
-        The first ones stay in memory, up to KEPT_BYTES in all: a tuner reads a trace many times.
+        The first shards that are read stay in memory, up to KEPT_BYTES in all, because tuning reads
+        a trace many times.
 
         Raises
         ------
         OSError, ValueError
-            A file that cannot be read, has changed, or does not hold what it should.
+            A file that cannot be read, has changed since logging, or contradicts the manifest.
         """
         entry = self.manifest.shards[text]
         if entry.file in self._kept:
@@ -198,15 +201,15 @@ class Trace:
         return shard
 
     def batches(self, entries: int, num_draft_tokens: int | None = None) -> Iterator[Batch]:
-        """Yield all cycles in batches of at most ``entries`` numbers of target rows.
+        """Yield all cycles in batches with at most ``entries`` numbers in their target rows.
 
-        One cycle is never split. ``num_draft_tokens`` cuts longer drafts. Cycles of a text
-        come in the order of their drafts' lengths.
+        No cycle is split, so a batch may be larger if it has one cycle. ``num_draft_tokens`` cuts
+        longer drafts. Cycles of a text come in order of the lengths of their drafts.
 
         Raises
         ------
         OSError, ValueError
-            As :meth:`shard`; after the last one, a manifest with another K than was drafted.
+            As :meth:`shard`; after the last batch, if K is not the manifest's.
         """
         most = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
         drafted: set[int] = set()
@@ -225,18 +228,21 @@ class Trace:
 
     @cached_property
     def losses(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return of all cycles text (B,), ids, and :func:`cactus_theory.optimum.regret.losses`."""
+        """Return text (B,), ids (B, K) and regrets of drafted tokens, by batch, for all cycles.
+
+        See :func:`cactus_theory.optimum.regret.losses`. Computed once and kept.
+        """
         return [(own.text, own.draft_token_ids,
                  *losses(own.target_probs[:, :-1], own.draft_token_ids))
                 for own in self.batches(ENTRIES)]  # fmt: skip
 
     def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
-        """Return all target rows that have a draft row, and those draft rows, float64.
+        """Return all draft rows and the target rows at the same places, target first, float64.
 
         Raises
         ------
         ValueError
-            A trace of deterministic drafts only, which have no rows.
+            Every draft of the trace was deterministic, so that there are no draft rows.
         """
         pairs = [(c.target_probs[:-1], c.draft_probs) for c in self if c.draft_probs is not None]
         if not pairs:
@@ -247,7 +253,7 @@ class Trace:
         return target, draft
 
     def _check_drafted(self, lengths: set[int]) -> None:
-        """Raise if every cycle drafted equally many tokens, fewer than the manifest says."""
+        """Raise ValueError if all cycles drafted equally many tokens, fewer than the K written."""
         longest, enough = max(lengths, default=0), len(self) >= ENOUGH_CYCLES
         if enough and lengths == {longest} and 0 < longest < self.num_draft_tokens:
             raise ValueError(
@@ -257,11 +263,13 @@ class Trace:
 
 
 def _probs(rows: Tensor) -> Tensor:
+    """Return stored log-probabilities as float64 probabilities, divided by their sums."""
     probs = rows.double().exp()
     return probs / probs.sum(-1, keepdim=True)
 
 
 def _batch(text: int, shard: Shard, numbers: list[int], width: int, deterministic: bool) -> Batch:
+    """Return cycles of a shard, by their numbers, as a batch; drafts are cut to ``width``."""
     cycles = torch.tensor(numbers, device="cpu")
     place = torch.arange(width + 1, device="cpu")
     first = shard.token_offsets[cycles, None]

@@ -86,10 +86,7 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
 def _unmoved(
     seen: Behaviour, phi: Tensor, emitted: Tensor, when: str, rows: Tensor, allowed: Any = EXACT
 ) -> Iterator[Bounds]:
-    """Yield bounds: ``phi`` and ``emitted``, found on changed rows, equal those of ``seen``.
-
-    Only rows marked in ``rows`` (R,) count; ``allowed`` is the tolerance of φ.
-    """
+    """Yield bounds: on marked ``rows`` (R,), ``phi`` and ``emitted`` equal those of ``seen``."""
     judged = rows[:, None].expand(seen.q.shape)
     about = f"acceptance of token {{0}} {when}"
     yield Bounds(phi, seen.phi, seen.phi, about, allowed, judged & seen.drafted)
@@ -136,19 +133,14 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _resummed(seen: Behaviour) -> Tensor:
-    """Return (R, V), by how much φ may change when sums are taken in another order.
-
-    Such a change is one of the mass p φ, so the tolerance of φ grows as 1/p.
-    """
+    """Return the tolerance of φ for sums in another order: a rounding error of mass, over p."""
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
 
 
-# least g(x|n) of a recovered token x that is checked: the middle of a narrower share lies within
-# rounding errors of the next token's share
+# least g(x|n) of a recovered token x that is checked: rounding errors may miss a narrower share
 BORDER = 1e-9
 # most rows, and most drafted tokens in these rows, whose coins are enumerated
 MOST_ROWS, MOST_PAIRS = 10, 40
-# number of coins tried for each drafted token: see _coins_at
 COINS = 4
 # most draws in a wide row, and most entries of target rows verified at once
 MOST_DRAWS, ENTRIES = 16, 2**18
@@ -159,8 +151,7 @@ APART, MOVED, SHORT = 1e-12, 1e-15, 2.0**20
 
 def _coins_at(phi: Tensor, apart: Tensor) -> Tensor:
     """Return four coins for each drafted token: 0, just below φ, equal to φ, just above φ."""
-    # a verifier may compute φ in another order, so only a φ that is a short binary fraction is
-    # certain to equal the coin; otherwise the coin is 0
+    # a verifier may round φ differently, except for short binary fractions: otherwise use coin 0
     short = (phi * SHORT == (phi * SHORT).round())[:, 0]
     at = torch.where(short, phi[:, 0], 0.0)
     coins = [torch.zeros_like(at), phi[:, 1] - apart, at, phi[:, 3] + apart]

@@ -143,8 +143,7 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     kind, most = read_divergence(budget.divergence), budget.amount
     allowed = budget.rounding
     if budget.scope == "emitted":
-        # emitted masses are sums of rounded terms: without this step towards q by the rounding
-        # error, a lossless policy would break a budget of 0
+        # without this step towards q, rounding errors of a lossless policy break a budget of 0
         away = seen.emitted - seen.q
         sure = away.sign() * (away.abs() - ROUNDING).clamp(min=0.0)
         spent = kind.value(seen.q + sure, seen.q)

@@ -42,7 +42,8 @@ def assert_verifier_properties(
     On each tree the joint law of (drafted path, number of accepted tokens, next token) is computed
     exactly, by enumeration. The trees have 2 to 4 tokens and depth 1 to 3; among their rows are
     rows with zeros, one-hot rows, and equal or nearly equal q and p. For each policy the error
-    message shows the first broken property, on the smallest tree that breaks it.
+    message shows the first broken property, on the smallest tree that breaks it. Returns how many
+    trees were checked, summed over policies.
 
     Parameters
     ----------
@@ -52,10 +53,6 @@ def assert_verifier_properties(
     properties : names out of ``VERIFIER_PROPERTIES``; all of them by default.
     examples : number of trees to draw.
     seed : seed of the trees' rows and of the paths and coins that are tried.
-
-    Returns
-    -------
-    How many trees were checked, summed over policies.
 
     Raises
     ------

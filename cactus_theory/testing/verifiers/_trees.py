@@ -38,8 +38,7 @@ class Trees:
 
     Attributes
     ----------
-    q : target rows (T, V^i, V) for each depth i = 0 … K.
-    p : draft rows (T, V^i, V) for each depth i = 0 … K − 1.
+    q, p : target rows and draft rows (T, V^i, V) by depth i; the depth K has target rows only.
     kinds : for each tree, the kind of its rows: a name out of ``KINDS``, or ``mixed``.
     numbers : the trees' numbers, from which their rows are drawn.
     """
