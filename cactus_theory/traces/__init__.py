@@ -1,7 +1,4 @@
-"""Log rows of a target and its draft while they decode texts, and replay policies on the log.
-
-A replay computes tokens per target call and nats of any policy and verifier without the models.
-"""
+"""Log the rows of a target and its draft along texts, and replay policies on the logged rows."""
 
 from cactus_theory.traces._shard import Cycle
 from cactus_theory.traces.counters import Observation as Observation

@@ -165,10 +165,7 @@ def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:
 
 
 def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
-    """Return the shard that a file's content holds; ValueError if the content is no valid shard.
-
-    ``where`` names the file in messages; ``most`` is the most drafted tokens of a cycle.
-    """
+    """Return the checked shard that a file's content holds; ValueError for any other content."""
     library = check.optional_module("safetensors.torch", "llm")
     try:
         tensors = library.load(content)

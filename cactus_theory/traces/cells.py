@@ -25,10 +25,7 @@ MOST_ENTRIES = 2**30
 
 
 def cut_row(q: Tensor, p: Tensor, keep: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the entries of a cut row from rows (V,): ids, masses in q and masses in p.
-
-    The tokens ``keep`` get an entry each, whatever their probability.
-    """
+    """Return a cut row from rows (V,): ids, q and p of its entries; ``keep`` get an entry each."""
     larger = torch.maximum(q, p)
     larger[list(keep)] = 2.0
     alone = larger.topk(min(max(ALONE, len(keep)), len(q))).indices

@@ -113,10 +113,7 @@ def _all_but_one(values: PerText) -> Float[np.ndarray, "parts"]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Replay(Setting):
-    """Result of replaying a setting (policy, verifier, K) on a trace: sums for each text.
-
-    See :func:`cactus_theory.traces.replay` for the attributes. Temperature and cuts are as logged.
-    """
+    """Sums for each text of a replayed policy, verifier and K: the result of ``replay``."""
 
     source: str
     cycles: PerText

@@ -69,8 +69,7 @@ def log_trace(
     Parameters
     ----------
     target_model : a Hugging Face causal LM in evaluation mode.
-    draft_model : a Hugging Face causal LM with the target's vocabulary, or a drafter such as
-        ``NGram()``.
+    draft_model : a causal LM with the target's vocabulary, or a drafter such as ``NGram()``.
     prompts_ids : token ids of each prompt; text i continues prompt i modulo the number of prompts.
     folder : an empty folder, or the folder of this trace; it is made if it does not exist.
     num_draft_tokens : K ≥ 1, the number of drafted tokens of a round.
@@ -82,8 +81,7 @@ def log_trace(
     dtype : float16 or float32, of the logged log-probabilities. With float16, replayed tokens and
         divergences of the shipped pair (150 cycles, five policies) changed by at most 1e-4 of their
         values. None: float16; at temperature 0 float32, because rounding would make ties.
-    temperature : temperature of both models.
-    cuts : truncation of both models' rows.
+    temperature, cuts : temperature and truncation of both models' rows.
     eos_token_ids : tokens that end a text, ``()`` for none; the target's by default.
     seed : text i is decoded with the seed ``seed + i``.
     policy : policy of the decode, if rounds are to start where this policy's rounds do; at
@@ -91,8 +89,7 @@ def log_trace(
     verifier : verifier of the decode.
     cut : store the likeliest tokens of a row one by one and all others in cells of similar
         probabilities (MEASURE.md describes the format), in about a twentieth of the size.
-    on_text : called with the numbers of cycles and texts logged so far, at the start and after
-        every text.
+    on_text : called with the numbers of cycles and texts so far, at the start and after each text.
 
     Raises
     ------

@@ -39,9 +39,7 @@ class NoiseFloor:
     standard_error : standard error of ``per_token`` over texts.
     divergence : ``kl`` or ``regret``.
     changed : share of rows for which the argmax differs.
-    rows : number of rows compared.
-    width : tokens of a wide pass.
-    dtype : number format of the model.
+    rows, width, dtype : number of rows compared, tokens of a wide pass, number format of the model.
     """
 
     per_token: float

@@ -126,10 +126,7 @@ def _counts(where: str, histogram: Any) -> np.ndarray:
 
 
 def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | None:
-    """Return for each position how many rounds accepted all tokens before it and drafted it.
-
-    None if the record does not tell how many tokens each round drafted.
-    """
+    """Return for each position how many rounds accepted all before and drafted it, if known."""
     width = len(counts) - 1
     steps, lengths = record.get("per_step_accepted"), record.get("per_step_drafted")
     by_length = record.get("acceptance_histogram_by_draft_length")

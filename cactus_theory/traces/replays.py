@@ -254,10 +254,7 @@ def batch_law(
     kinds: Metered,
     ends: Sequence[int],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the arguments of :meth:`Replay.add` for a batch of cycles, from exact laws.
-
-    These are alive (B, K + 1), whether the text goes on (B, K + 1), and D(h_i‖q_i) (B, K) by name.
-    """
+    """Return the arguments alive, going and spent of :meth:`Replay.add` for a batch of cycles."""
     ids, q = batch.draft_token_ids, batch.target_probs
     going = _going(ids, ends)
     assigned, width = Assignment((policy,)), ids.shape[1]

@@ -79,8 +79,7 @@ class Trace:
     def open(cls, folder: str | Path) -> "Trace":
         """Open the trace in a folder.
 
-        The manifest and the sizes of the files are checked now; a file's content is checked when
-        the file is first read.
+        The manifest and the files' sizes are checked now, a file's content when it is first read.
 
         Raises
         ------
@@ -228,10 +227,7 @@ class Trace:
 
     @cached_property
     def losses(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return text (B,), ids (B, K) and regrets of drafted tokens, by batch, for all cycles.
-
-        See :func:`cactus_theory.optimum.regret.losses`. Computed once and kept.
-        """
+        """Return text (B,), ids and :func:`cactus_theory.optimum.regret.losses`, by batch."""
         return [(own.text, own.draft_token_ids,
                  *losses(own.target_probs[:, :-1], own.draft_token_ids))
                 for own in self.batches(ENTRIES)]  # fmt: skip

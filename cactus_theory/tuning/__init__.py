@@ -1,4 +1,4 @@
-"""Choose policy, knob, verifier and K for a divergence per token, by a model of their speed."""
+"""Choose the fastest policy, knob, verifier and K within a divergence per token, on a trace."""
 
 from cactus_theory.tuning.costs import Costs
 from cactus_theory.tuning.measure import Prompts as Prompts

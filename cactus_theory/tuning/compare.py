@@ -1,4 +1,4 @@
-"""Policies side by side at equal nats, or at equal acceptance, on rows or on a trace."""
+"""Compare policies at equal nats, or at equal acceptance, on rows or on a trace."""
 
 import math
 import re
@@ -37,16 +37,16 @@ from cactus_theory.tuning.knobs import (
 from cactus_theory.verify.contract import find_verifier
 
 Line = dict[str, Any]
-# nats that policies are compared at, where nothing is asked for
+# nats (per row or token) at which policies are compared by default
 USUAL_NATS = (0.05,)
-# relative distance in nats up to which the pooled optimum is read off the tangent of a known point:
-# the acceptance is then too high by less than 1e-5 of itself on the shipped rows
+# relative distance in nats up to which the pooled optimum is read off the tangent at a known point,
+# which saves solves; the acceptance is then too high by less than 1e-5 of it on the shipped rows
 NEAR = 0.01
 WIDEST = 140
-# columns that are means over rows, or their maximum
+# columns computed from rows: means, and in OF_ROWS a maximum and two ratios
 SIGNED = "entropy", "surprise", "agreement"
 OF_ROWS = "largest_row", "share_of_row_optimum", "share_of_pooled_optimum"
-# column of a table → head, and how its value is shown
+# columns of the table: the key of a line → the head, and the format of the value
 COLUMNS = {
     "policy": ("policy", ""), "verifier": ("verifier", ""), "num_draft_tokens": ("K", "d"),
     "tokens_per_call": ("tokens\n/call", ".3f±"), "acceptance": ("acceptance", ".4f±"),
@@ -66,21 +66,25 @@ spent, row by row, and at one price on all rows"""
 
 @dataclass(frozen=True)
 class Comparison:
-    """Lines of a comparison, lossless sampling first; ``str`` gives the table, ``latex`` another.
+    """A table of policies, lossless sampling first; ``str`` prints the table, ``latex`` for LaTeX.
 
     Attributes
     ----------
-    lines : a dictionary a line. ``policy``, with its solved knob; ``held`` (nats, acceptance, or
-        None where nothing was) and ``asked``; ``knob``, its value; ``why`` it was not solved. On a
-        trace ``verifier``, ``num_draft_tokens``, ``tokens_per_call``. ``acceptance``: of rows
-        Σ p φ, of a trace the accepted share of drafted tokens that are decided. ``over_lossless``,
-        ``over_first``: paired ratios of tokens a call, of rows of the acceptance;
-        ``texts_needed`` for the second. ``nats``: what is spent a row, or a token. Of rows, and of
-        those of a trace by the chain: ``entropy``, ``surprise`` and ``agreement`` of what is
-        emitted (:func:`cactus_theory.emitted.directions`), ``largest_row`` of the nats, shares of
-        both optima; of a trace ``surprise`` and ``agreement`` are those of an emitted token, by any
-        verifier. ``_se`` are standard errors over texts.
-    notes : the divergence, and how many rows, cycles and texts there are.
+    lines : a dictionary for each line of the table.
+        Setting: ``policy``, with its solved knob; ``knob``, the value of the knob; ``held``, the
+        quantity held equal (nats, regret, acceptance, or None), and ``asked``, its level; ``why``
+        the knob was not solved, or empty. On a trace also ``verifier`` and ``num_draft_tokens``.
+        Speed: ``tokens_per_call`` (on a trace); ``acceptance``, on rows the mean of Σ p φ, on a
+        trace the accepted share of the drafted tokens that are reached; ``over_lossless`` and
+        ``over_first``, paired ratios to lossless sampling and to the first policy, of tokens per
+        call or (on rows) of the acceptance; ``texts_needed`` to make ``over_first`` significant.
+        Spent: ``nats`` per row or per emitted token; ``largest_row``, the nats of the worst row;
+        ``share_of_row_optimum`` and ``share_of_pooled_optimum``, shares of the best acceptance for
+        these nats. Emitted: ``entropy``, ``surprise`` and ``agreement`` of the emitted law
+        (:func:`cactus_theory.emitted.directions`); on a trace the latter two are per emitted token.
+        Entropy, worst row and shares are None on a trace for verifiers other than the chain. A key
+        that ends in ``_se`` is the standard error over texts.
+    notes : the divergence, and the numbers of rows, or of cycles and texts.
     """
 
     lines: list[Line]
@@ -88,7 +92,7 @@ class Comparison:
 
     @property
     def solved(self) -> bool:
-        """Return whether every policy has what was asked."""
+        """Return whether every policy reached its level."""
         return not any(line["why"] for line in self.lines)
 
     def __str__(self) -> str:
@@ -99,11 +103,11 @@ class Comparison:
 
     @property
     def unsolved(self) -> list[str]:
-        """Return why each policy does not have what was asked, a sentence a line."""
+        """Return a sentence for each line whose policy did not reach its level."""
         return [f"{line['policy']}{_at(line)}: {line['why']}" for line in self.lines if line["why"]]
 
     def latex(self) -> str:
-        """Return the table for LaTeX, with the rules of its package booktabs."""
+        """Return the table as LaTeX text that uses the package booktabs."""
         heads, cells = self._cells(r"$\pm$ ")
         words = sum(head in ("policy", "verifier") for head in heads)
         rows = [" & ".join(re.sub(r"([_%&#])", r"\\\1", cell) for cell in row) + r" \\"
@@ -113,7 +117,7 @@ class Comparison:
         return "\n".join(text).replace("×", r"$\times$").replace("–", "--")
 
     def _cells(self, sign: str) -> tuple[list[str], list[list[str]]]:
-        """Return heads and cells of all lines that have numbers."""
+        """Return the heads of the table and the cells of all lines that have numbers."""
         lines = [line for line in self.lines if line["nats"] is not None]
         columns = {key: own for key, own in COLUMNS.items()
                    if any(line.get(key) is not None for line in lines)}  # fmt: skip
@@ -123,11 +127,11 @@ class Comparison:
 
 
 def _cell(line: Line, key: str, form: str, sign: str) -> str:
-    """Return a value as its form says, and its standard error if the form ends in ±."""
+    """Return a line's value in the format ``form``, with the standard error if that ends in ±."""
     value, error = line[key], line.get(f"{key}_se")
     if value is None:
         return "–"
-    if not form:  # a policy of a file, without the file's folder
+    if not form:  # of a policy in a file, show the file's name without its folder
         return re.sub(r"^.*/(?=[^/]*\.py:)", "", str(value))
     text = format(value, form.rstrip("±"))
     beside = key == "acceptance" and "tokens_per_call" in line
@@ -149,30 +153,31 @@ def compare(
     undrafted: str = "policy",
     on_line: Callable[[list[Line], int], Any] = lambda lines, total: None,
 ) -> Comparison:
-    """Compare policies, each at the value of its knob that spends given nats on the same rows.
+    """Compare policies on given rows, each at the value of its knob that spends given nats.
 
     Parameters
     ----------
-    policies : as of :func:`cactus_theory.solve_knob`; a spec that gives its knob a value is taken
-        as it is. None for all of :func:`cactus_theory.list_policies`, those for temperature 0 on
-        a trace of it, the others elsewhere. Others are compared with the first one, and with
-        lossless sampling.
-    rows : as of :func:`cactus_theory.solve_knob`.
-    nats, acceptance, regret : what is held equal, one or several values; 0.05 nats if there are
-        none. On a trace of temperature 0 nats are of regret, which rises in steps: at most so many
-        are spent, and 95 % of them at least.
-    surprise : with nats, the most nats by which what is emitted may be less likely under the
-        target than its own texts: policies with a knob ``tilt`` get the least one that keeps it,
-        which costs least acceptance (Theorem 28).
-    divergence : what is spent; nats are in its unit.
-    verifiers, widths : of a trace, the verifiers, and the K to which drafts are cut.
-    undrafted : of a trace, as for :func:`cactus_theory.traces.replay`.
-    on_line : called with all lines so far, and how many there will be.
+    policies : policies as for :func:`cactus_theory.solve_knob`; a spec that gives its knob a value
+        is not solved. All are compared with the first policy and with lossless sampling. None for
+        all of :func:`cactus_theory.list_policies` that fit the rows: on a trace of temperature 0
+        the policies for temperature 0, otherwise all others.
+    rows : rows or a trace, as for :func:`cactus_theory.solve_knob`.
+    nats, acceptance, regret : levels that are held equal, one or several of each; 0.05 nats by
+        default. A trace of temperature 0 takes ``regret``, which rises in steps: each policy spends
+        at most the level, and at least 95 % of it.
+    surprise : upper limit on the surprise, with ``nats`` only: by how many nats the emitted tokens
+        may be less likely under the target than tokens drawn from q. Policies with a free knob
+        ``tilt`` get the least tilt that keeps the limit, which costs least acceptance (Theorem 28).
+    divergence : the divergence that is spent; nats are in its unit.
+    verifiers : verifiers to replay a trace with.
+    widths : K to which the drafts of a trace are cut; None for all logged tokens.
+    undrafted : on a trace, as for :func:`cactus_theory.traces.replay`.
+    on_line : called with all lines so far, and the number of lines that there will be.
 
     Raises
     ------
     ValueError, TypeError, OSError
-        As :func:`cactus_theory.solve_knob`, but for a knob that cannot be solved, which has a line.
+        As :func:`cactus_theory.solve_knob`, except that a knob that cannot be solved has a line.
 
     Examples
     --------
@@ -222,22 +227,24 @@ def compare(
 
 
 def _at(line: Line) -> str:
-    """Return the level and the way of a line, in words."""
+    """Return the level, the verifier and K of a line, in words."""
     where = f" by {line['verifier']}, K = {line['num_draft_tokens']}" if "verifier" in line else ""
     return where if line["held"] is None else f" at {line['asked']:g} {line['held']}{where}"
 
 
 def _spent(done: Replay | RowMeans, kind: Divergence) -> Estimate:
+    """Return the nats per emitted token of a replay, or per row of means over rows."""
     one = isinstance(done, Replay)
     return done.divergence_per_token(kind.spec) if one else done.divergence
 
 
 def _main(done: Replay | RowMeans) -> Estimate:
+    """Return the number that lines compare: tokens per call, or the acceptance on rows."""
     return done.tokens_per_call if isinstance(done, Replay) else done.acceptance
 
 
 class _Table:
-    """Lines as they are made, what they are compared with, and points of the pooled optimum."""
+    """Lines of a comparison while they are made, and results that later lines need."""
 
     def __init__(
         self, source: Source, kind: Divergence, undrafted: str, surprise: float | None
@@ -249,17 +256,17 @@ class _Table:
         self.first: dict[Any, Any] = {}
         self.made: Any = None
         self.optima: list[PooledAcceptance] = []
-        self.rows: Any = None  # target and draft, but of a trace without draft rows
+        self.rows: Any = None  # (target, draft); None for a trace without draft rows
         self.signed = () if kind == REGRET else SIGNED[1:]
         if isinstance(source, SavedRows):
             self.rows = source.target_probs, source.draft_probs
         elif source.manifest.total("draft_rows") and kind != REGRET:
             self.rows = source.rows()
-            if CUT in source.header.details:  # a hundredth of the entries, the same optimum
+            if CUT in source.header.details:  # a hundredth of the entries, an equal optimum
                 self.rows = merged(*self.rows)
 
     def add(self, family: Family, width: int, held: str | None, level: float) -> None:
-        """Add the line of a policy where it spends, or accepts, ``level``; as it is for None."""
+        """Add the line of a policy at a level of the held quantity; None: its knob is given."""
         why, self.made, policy = "", None, family.base
         try:
             find_verifier(family.verifier).check(policy)
@@ -288,6 +295,7 @@ class _Table:
         self.lines.append(line)
 
     def _knobs(self, family: Family, width: int, held: str | None) -> Knobs:
+        """Return the knobs of a family; knobs and their runs are kept for further lines."""
         key = family.key, width, held, tilt_of(family.base)
         if key not in self.known:
             own = family, width, self.kind, held or "nats", self.undrafted, self.signed
@@ -295,7 +303,7 @@ class _Table:
         return self.known[key]
 
     def _too_surprising(self, family: Family) -> str:
-        """Return why a line exceeds the surprise that is allowed, nothing if it does not."""
+        """Return a sentence if the policy exceeds the limit on surprise, empty if it does not."""
         assert self.surprise is not None
         if (found := surprise_of(self.made)) <= self.surprise + CLOSE_SURPRISE:
             return ""
@@ -303,7 +311,7 @@ class _Table:
         return f"has a surprise of {found:+.4f}, above {self.surprise:g}, {why}"
 
     def _measured(self, verifier: str, policy: Policy, width: int, asked: Any) -> Line:
-        """Return the numbers of ``made``; None of a policy that is not solved."""
+        """Return the numbers of the line in ``made``; they are None if the knob is not solved."""
         made, line = self.made, dict[str, Any]()
         first = self.first.get(asked) or self.first.get((None, math.inf))
         ratios = [other and made and _main(made) / _main(other)
@@ -324,13 +332,13 @@ class _Table:
             columns = dict(zip(OF_ROWS, values, strict=True))
         for name in SIGNED:
             line |= valued(name, own and getattr(own, name))
-        if isinstance(made, Replay):  # of what is emitted, by any verifier
+        if isinstance(made, Replay):  # per emitted token, known for every verifier
             for name in self.signed:
                 line |= valued(name, made.divergence_per_token(name))
         return line | columns
 
     def _pooled_share(self, own: RowMeans) -> float | None:
-        """Return the acceptance over the best one of all rows together for the same nats."""
+        """Return the acceptance over the best that one price on all rows reaches for the nats."""
         spent = max(own.divergence.value, 0.0)
         if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
             return None
@@ -339,7 +347,7 @@ class _Table:
         if not near:
             near = [pooled_acceptance(*self.rows, divergence=self.kind.spec, delta=spent)]
             self.optima.append(replace(near[0], target=None, acceptance=None, divergence=None))
-        above = near[0].mean_acceptance  # concave in the nats: its tangent is above, if barely
+        above = near[0].mean_acceptance  # concave in nats, so its tangent is an upper bound
         if off := spent - near[0].mean_divergence:
             above += near[0].price * off
         return own.acceptance.value / above

@@ -1,18 +1,18 @@
-r"""Costs of a call of the target by its parts: measured in seconds, or given as ratios.
+r"""Model the time of a target call by its parts, measured in seconds or given as ratios.
 
-A round that drafts K tokens takes
+A round that drafts K tokens takes, for each text of the batch,
 
 .. math:: t(K) = K·\mathrm{draft} + \mathrm{target}(K + 1) + \mathrm{verify} + \mathrm{other}
 
-a text of the batch. Parts are measured at a few K and read off straight lines between these; what
-was measured is a mean over rounds as they come, those without a draft as well. Ratios are per
-drafted token: there K is the mean over all calls of the trace, 0 for one without a draft.
+Parts are measured at a few K and interpolated linearly. Measured parts are means over all rounds,
+also those without a draft. Ratios are per drafted token: K is then the mean number of drafted
+tokens over all calls of the trace.
 
-A text of N tokens takes (N + o)/E calls, where E is the tokens per call and
-:math:`o = (E[X^2]/E[X] − 1)/2` what its last call would give too much (X is the tokens of one
-call; the overshoot of a renewal process). So it takes start + t(K) (N + o)/E, and a text without
-end E/t(K) tokens per unit of time. A round of a batch costs the mean over the rounds that were
-timed at that batch size, rounds in which some of the texts had ended included.
+A text of N tokens takes (N + o)/E calls, where E is the mean of X, the tokens of one call, and
+:math:`o = (E[X^2]/E[X] − 1)/2` is the mean number of tokens by which the last call exceeds N (the
+overshoot of a renewal process). So the text takes the time start + t(K) (N + o)/E, and a text
+without end gives E/t(K) tokens per unit of time. The time of a batch's round is the mean over all
+rounds that were timed at that batch size, also rounds in which some texts had ended.
 """
 
 from bisect import bisect
@@ -32,20 +32,20 @@ PARTS = ("draft", "target", "other")
 
 @dataclass(frozen=True)
 class Costs:
-    """Time of a target call, a text: that of a round of the batch over the texts in it.
+    """Time of a target call by its parts, per text: a batch's time over the number of texts.
 
     Attributes
     ----------
-    unit : ``seconds``, or ``plain steps`` (``plain`` is 1 then).
-    batch : texts decoded together.
-    plain : of a step of plain decoding.
-    widths : K, rising, at which the parts were measured.
-    draft, target, other : of a round, at each of them: drafting K tokens, the target's pass over
-        K + 1 positions, sampling and bookkeeping.
-    verify : key of a family → the acceptance step at each of them; nothing for a family that is
-        not there, if none is.
-    start, plain_start : prompt and set-up, a text, beyond a usual round.
-    new_tokens : length of a text that ``start`` is spread over; None for one without end.
+    unit : unit of all times: ``seconds``, or ``plain steps`` (then ``plain`` is 1).
+    batch : number of texts decoded together.
+    plain : time of one step of plain decoding.
+    widths : rising values of K at which the parts were measured.
+    draft : time of drafting K tokens, at each K.
+    target : time of the target's pass over K + 1 positions, at each K.
+    other : time of sampling and bookkeeping, at each K.
+    verify : by key of a family, time of verification at each K; empty if it is in ``target``.
+    start, plain_start : time of prompt and set-up beyond a usual round, with and without a draft.
+    new_tokens : tokens of a text over which ``start`` is spread; None for a text without end.
 
     Examples
     --------
@@ -74,14 +74,15 @@ class Costs:
 
         Parameters
         ----------
-        cost_ratio : of a drafted token, c.
-        verify_cost : what each drafted token adds to the target's pass and its verification.
-        fixed_cost : of a round, whatever it drafts.
+        cost_ratio : c, the time to draft one token, over the time of a plain step.
+        verify_cost : plain steps that each drafted token adds to the target's pass.
+        fixed_cost : plain steps that a round takes whatever the number of drafted tokens.
+        batch : number of texts decoded together.
 
         Raises
         ------
         ValueError
-            One that is below 0 or not finite.
+            A cost that is below 0 or not finite.
         """
         ratios = {"cost-ratio": cost_ratio, "verify-cost": verify_cost, "fixed-cost": fixed_cost}
         c, v, f = (check.finite(name, value, 0) for name, value in ratios.items())
@@ -102,7 +103,7 @@ class Costs:
         Raises
         ------
         ValueError
-            A family whose verification was not measured.
+            The verification of the family was not measured.
         """
         spent = sum(self.part(name, width) for name in PARTS)
         if not self.verify:
@@ -111,11 +112,11 @@ class Costs:
         return spent + self._read(verify, width)
 
     def part(self, name: str, width: int) -> float:
-        """Return one of PARTS at K."""
+        """Return the time of one of PARTS at K = ``width``."""
         return self._read(getattr(self, name), width)
 
     def _read(self, part: Sequence[float], width: int) -> float:
-        """Return a part at K: on a line between two measured K, beyond them on the last line."""
+        """Return a part at K, interpolated linearly, or extrapolated from the two nearest K."""
         if len(self.widths) == 1:
             return part[0]
         place = min(max(bisect(self.widths, width) - 1, 0), len(self.widths) - 2)
@@ -132,12 +133,12 @@ def plain_speed(costs: Costs) -> float:
 
 
 def speed(own: Replay, costs: Costs, family: str) -> Estimate:
-    """Return the tokens per unit of time of a batch; its standard error is that of the trace.
+    """Predict tokens per unit of time; the standard error is over the texts of the trace.
 
     Raises
     ------
     ValueError
-        A family whose verification was not measured.
+        The verification of the family was not measured.
     """
     ends = (own.num_draft_tokens,) * 2 if costs.unit == SECONDS else (0, 1)
     first, second = (costs.call(width, family) for width in ends)
@@ -146,6 +147,7 @@ def speed(own: Replay, costs: Costs, family: str) -> Estimate:
 
 
 def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, k: Any) -> Any:
+    """Return the speed where a call takes first + slope k; tokens is E[X] and squares E[X²]."""
     call = first + slope * k
     if costs.new_tokens is None:
         return tokens / call
@@ -155,9 +157,9 @@ def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, 
 
 
 def _sums(replay: Replay) -> tuple[PerText, PerText, PerText]:
-    """Return tokens of calls, their squares Σ (2 i + 1) Pr(more than i), and drafted tokens."""
-    alone = replay.cycles - replay.drafts  # one token each
-    last = replay.tokens - alone - replay.reached.sum(0)  # the bonus
+    """Return by text the sums over calls of X, of X² = Σ (2 i + 1) Pr(X > i), and of K."""
+    alone = replay.cycles - replay.drafts  # calls without a draft, of one token each
+    last = replay.tokens - alone - replay.reached.sum(0)  # bonus tokens
     probable = np.concatenate([replay.reached, last[None]])
     weights = 2 * np.arange(len(probable)) + 1
     return replay.tokens, alone + (weights[:, None] * probable).sum(0), replay.drafted

@@ -1,8 +1,8 @@
-"""A policy at any value of one knob, and where that knob is looked for.
+"""Define families (a policy with one free knob, under a verifier), and the range of the knob.
 
-A knob is searched by its looseness x > 0: the larger x is, the more may be emitted, if the policy
-is as it declares. Knobs of this package have their scale by name. The scale of another policy's
-knob follows from ``knob_range``, ``direction`` and ``strict``.
+A knob is searched by its looseness x > 0: the larger x is, the further the policy may depart from
+q. The scale from x to the knob's value is given by name for knobs of this package; for other
+policies it follows from the declared ``knob_range``, ``direction`` and ``strict``.
 """
 
 import math
@@ -26,10 +26,10 @@ from cactus_theory.policies.tilt import Tilted, tilt_of
 from cactus_theory.traces.replays import check_unit
 from cactus_theory.verify.contract import find_verifier
 
-# a policy and the knob that is free, without a value: ``band:price``, ``mine.py:rule:alpha,k=2``
+# a spec that names its free knob without a value: ``band:price``, ``mine.py:rule:alpha,k=2``
 BARE = re.compile(r"(\w+|.+?\.py:\w+):([A-Za-z_]\w*)(?:,(.*))?", re.DOTALL)
 PACKAGE = f"{Policy.__module__.rpartition('.')[0]}."
-# knob of this package's policies → its value by looseness, and the least, first and most looseness
+# knobs of this package's policies: value from looseness; least, first and largest looseness
 KNOBS = {
     "delta": (float, 1e-9, 1e-3, 1e2),
     "price": (lambda looseness: 1 / looseness, 1e-4, 1.0, 1e2),
@@ -45,9 +45,9 @@ KNOBS = {
     "top_k": (lambda looseness: 1e6 / looseness, 1.0, 1e4, 1e6),
 }
 Scale = tuple[Callable[[float], float], float, float, float]
-# least and most looseness of a knob whose range has no end
+# least and largest looseness of a knob without a scale of its own; FAR where its range is infinite
 NEAR, FAR = 1e-9, 1e6
-# policy that is tuned by default → its verifiers
+# policies that are tuned by default, with their verifiers
 USUAL = {
     defaults.POLICY: ("chain", "block"),
     "cactus": ("chain",),
@@ -55,23 +55,23 @@ USUAL = {
     "lenience": ("chain",),
     "mixture": ("chain",),
 }
-# the same at temperature 0
+# policies that are tuned by default at temperature 0, with their verifiers
 USUAL_GREEDY = {defaults.STRICT: ("chain",), "regret": ("chain", "block")}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A policy at any value of its knob, under one verifier; or at one value only.
+    """A policy with one free knob, under one verifier; or a fixed policy without a free knob.
 
     Attributes
     ----------
-    name, verifier : ``band:price``, ``chain``.
-    base : the policy at some value of its knob.
-    varied : the knob's name; without, there is nothing to solve.
-    knob : the knob's value at a looseness x > 0: the larger x is, the more may be emitted.
-    least, first, most : x nearest to lossless, to begin with, and loosest.
+    name, verifier : names, such as ``band:price`` and ``chain``.
+    base : the policy at some value of the knob.
+    varied : name of the free knob; empty for a fixed policy, which has nothing to solve.
+    knob : function from looseness x > 0 to the knob's value.
+    least, first, most : looseness nearest to lossless, looseness to try first, largest looseness.
     whole : whether the knob takes whole numbers only.
-    trusted : whether what is emitted is known to move one way, without a jump.
+    trusted : whether nats are known to rise or fall steadily with x, without a jump.
     """
 
     name: str
@@ -87,16 +87,16 @@ class Family:
 
     @property
     def key(self) -> str:
-        """Return name and verifier as one word."""
+        """Return name and verifier as one word, such as ``band:price@chain``."""
         return f"{self.name}@{self.verifier}"
 
     @property
     def tiltable(self) -> bool:
-        """Return whether the policy has a knob ``tilt`` that its spec leaves alone."""
+        """Return whether the policy has a knob ``tilt`` that its spec does not set."""
         return isinstance(self.base, Tilted) and not self.base.tilt and self.varied != "tilt"
 
     def tilted(self, tilt: float, first: float) -> "Family":
-        """Return the family about another target, to be solved from a looseness on."""
+        """Return the family with a tilt; ``first`` is the looseness to try first."""
         if not tilt:
             return self
         base = read_policy(self.base, tilt=float(f"{tilt:.4g}"))
@@ -104,11 +104,11 @@ class Family:
 
     @property
     def lossless(self) -> bool:
-        """Return whether it emits the target's law."""
+        """Return whether the policy is lossless sampling, or strict greedy decoding."""
         return self.name in (defaults.POLICY, defaults.STRICT)
 
     def value(self, looseness: float) -> float:
-        """Return the knob's value at a looseness, with six digits."""
+        """Return the knob's value at a looseness, rounded to six digits."""
         value = float(f"{self.knob(looseness):.6g}")
         return round(value) if self.whole else value
 
@@ -124,17 +124,18 @@ class Family:
 def family_of(
     spec: str | Policy, kind: Divergence, ends: Sequence[Any] = (EOS,), verifier: str = "chain"
 ) -> Family:
-    """Return the family that a spec stands for.
+    """Return the family that a spec or a policy stands for.
 
-    A knob that the spec gives a value stays there. Free is the knob that it names without a value
-    (``band:delta``), else the policy's own; of a band ``price`` in a divergence that has prices,
-    else ``delta``. Of a Policy instead of a spec the knob is free, whatever its value is.
+    Knobs to which the spec gives a value are fixed. The free knob is the one that the spec names
+    without a value (``band:delta``), otherwise the policy's main knob; for a band ``price``, or
+    ``delta`` in a divergence without prices. If a Policy is given in place of a spec, its main knob
+    is free whatever the value.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`cactus_theory.policy`; a band's price in a divergence without one; a policy of
-        temperature 0 where nats are not of regret, or another where they are.
+        As :func:`cactus_theory.policy`; a band's price in a divergence without prices; a policy for
+        temperature 0 unless nats are of regret, and any other policy if they are.
     """
     bare = BARE.fullmatch(spec) if isinstance(spec, str) else None
     name, varied, others = bare.groups() if bare else (spec, None, None)
@@ -150,7 +151,7 @@ def family_of(
         if varied == "price" and not kind.priced:
             rule = "band:price is for divergences with a price, band:delta for the others"
             raise ValueError(f"policy: {rule}; got {kind.spec}")
-        if kind.spec != "kl" and "divergence" not in given:  # whose rows are optimal for it
+        if kind.spec != "kl" and "divergence" not in given:  # the band is optimal in the unit asked
             fixed = {"divergence": kind.spec}
     if (varied := varied or _free(word, own, given, kind)) is None:
         base = read_policy(word, **fixed).at_ends(ends)
@@ -164,12 +165,12 @@ def family_of(
     told = ",".join([f"{label}:{varied}", *(f"{knob}={value}" for knob, value in given.items())])
     ours = own.__module__.startswith(PACKAGE) and not whole
     trusted = ours and (isinstance(base, Band) or base.declares.continuous)
-    trusted = trusted and (varied == "tilt" or not tilt_of(base))  # nats fall first, then rise
+    trusted = trusted and (varied == "tilt" or not tilt_of(base))  # tilted: nats fall, then rise
     return Family(told, verifier, base, varied, *scale, whole, trusted)
 
 
 def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str | None:
-    """Return the knob that is free where a spec names none; None if it has a value, or no knob."""
+    """Return the free knob of a spec that names none; None if the knob has a value, or none is."""
     if isinstance(word, str) and {"price", "delta"} <= {*knob_values.of(own)}:
         named = {"price", "delta"} & set(given)
         return None if named else "price" if kind.priced or kind == REGRET else "delta"
@@ -180,7 +181,7 @@ def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str 
 
 
 def _whole(name: str, knob: Parameter) -> bool:
-    """Return whether a knob takes whole numbers only; of a plain function, by its default."""
+    """Return whether a knob takes whole numbers only, by its annotation or its default value."""
     try:
         knob_values.converted(name, 0.5, knob.annotation)
     except ValueError:
@@ -189,10 +190,11 @@ def _whole(name: str, knob: Parameter) -> bool:
 
 
 def _scale(word: Any, own: Any, varied: str) -> Scale:
-    """Return where a knob is looked for.
+    """Return the scale of a knob: its value from looseness; least, first and largest looseness.
 
-    From the end of its range where the policy is lossless, or else accepts least, to the other
-    end; a range that is not known goes from the lossless value, or 0, to infinity.
+    The scale goes from the end of the knob's range at which the policy is lossless (or else accepts
+    least) to the other end. A range that is not declared goes from the lossless value, or 0, to
+    infinity.
     """
     if own.__module__.startswith(PACKAGE) and varied in KNOBS:
         return KNOBS[varied]
@@ -200,7 +202,7 @@ def _scale(word: Any, own: Any, varied: str) -> Scale:
     value = default if isinstance(default, int | float) else 1.0
     policy = word if isinstance(word, Policy) else read_policy(word, **{varied: value})
     claims = policy.declares
-    main = varied == policy.knob  # claims and range are the first knob's
+    main = varied == policy.knob  # declarations and range are about the main knob only
     strict, sign = (claims.strict, claims.direction) if main else (None, 0)
     known = getattr(own.source, "knob_range", None) if main and hasattr(own, "source") else None
     low, high = known or (-math.inf, math.inf)
@@ -219,16 +221,17 @@ def _scale(word: Any, own: Any, varied: str) -> Scale:
 def families(
     kind: Divergence, specs: Sequence[str | Policy] | None = None, ends: Sequence[Any] = (EOS,)
 ) -> list[Family]:
-    """Return the families to tune for a divergence, the lossless ones first.
+    """Return the families to tune for a divergence, lossless sampling first.
 
-    ``specs`` are as for :func:`family_of`, ``cactus@block`` under one verifier; None for the usual
-    ones. Without a verifier a policy goes by chain and block, as far as they can follow it. Cactus
-    goes by the chain: in blocks it reads a row again for every token that may be rejected.
+    ``specs`` are as for :func:`family_of`; ``cactus@block`` names one verifier, and None stands for
+    the default policies. A policy without a verifier gets those of chain and block that support it.
+    Cactus gets the chain only: under a block it reads a row again for each token that may be
+    rejected, which is slow.
 
     Raises
     ------
     ValueError, TypeError
-        As :func:`family_of`; a policy that no verifier can follow.
+        As :func:`family_of`; a policy that no verifier supports.
     """
     found, judges = [], USUAL_GREEDY if kind == REGRET else USUAL
     for spec in list(judges) if specs is None else [next(iter(judges)), *specs]:

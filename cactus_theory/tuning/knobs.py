@@ -1,10 +1,12 @@
-"""Solve the knob of a policy for nats, or for an acceptance.
+"""Solve the knob of a policy for given nats, or for a given acceptance.
 
-Rows are frozen and coins are integrated out, so that what a policy spends is a function of its
-knob, nearly a power of the looseness x. The search goes from the first x in strides towards the
-amount asked for. Once two neighbours enclose the amount, the next x is read off the straight line
-between these two in logarithms. If neither end of the range is beyond the amount, as of a policy
-that is not monotone, a grid is tried. A bracket that closes over no solution holds a jump.
+On fixed rows, without drawn coins, the amount that a policy spends is a function of its knob, and
+nearly a power of the looseness x. The search steps from the first x towards the level. Once the
+amounts at two neighbouring x enclose the level, they are a bracket: the next x is where the line
+between the two, in logarithms, reaches the level, or the middle at every fourth step, so that the
+bracket always shrinks. The search stops when an amount is within the tolerance. A bracket too
+narrow to hold a further value of the knob contains a jump over the level. If no bracket is left, a
+grid over the range is tried for policies that may not be monotone (a heuristic).
 """
 
 import math
@@ -26,53 +28,54 @@ from cactus_theory.traces.rows import SavedRows, Source, row_means
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family, family_of
 
-# nats of regret are a sum over few tokens and jump from step to step: the largest relative distance
-# below the level at which the last step before it is taken
+# nats of regret are a sum over few tokens, and rise in steps: a knob that spends at most this share
+# less than the level is taken if the next step is above the level
 STEP = 0.05
-# largest relative miss of the nats where K share replays, a tenth of the standard error over 20
-# texts; of the nats, and of an acceptance, of one policy
+# largest relative error of solved nats where several K share replays (a tenth of the standard error
+# over 20 texts), of solved nats otherwise, and of a solved acceptance
 TOLERANCE, EXACT, CLOSE = 2e-3, 5e-4, 2e-4
-# longest step in x, as a factor, while no x on the other side is known; and the power of x that
-# nats are taken for where only one point is known
+# largest step in x, as a factor, while all amounts are on one side of the level; and the power of x
+# that nats are assumed to follow while one point is known
 STRIDE = 8.0
 SLOPE = 1.5
-# least distance of a point from the ends of its bracket, as a share of the bracket in ln x
+# least distance of the next x from the ends of its bracket, as a share of the bracket in ln x
 MARGIN = 0.02
-# steps between two halvings of the bracket, lest a bent curve hold one end of it
+# steps between two halvings: with lines alone, a bent curve may leave one end of the bracket fixed
 HALVING = 4
-# relative width of a bracket that holds a jump over the amount
+# relative width at which a bracket counts as a jump over the level
 NARROW = 1e-6
 MOST_STEPS = 100
-# points of a grid: geometric ones over the range, and even ones
+# numbers of points of the grid: spaced geometrically over the range, and evenly
 POWERS, EVEN = 16, 12
-# relative difference of two neighbours above the level that are taken for a plateau, a heuristic: a
-# rule that jumps at its lossless end spends the same at all of the least x
+# neighbours above the level whose amounts differ by less than this share count as a plateau (a
+# heuristic): a rule that jumps at its lossless end spends one amount at all small x
 FLAT = 0.01
 Point = tuple[float, float]
 Run = Callable[[Policy, int], dict[int, Any]]
 
 
-# the least tilt that is tried, the factor to the next one, the largest; largest miss of a surprise,
-# in nats, of a tilt, relative, and of the nats while a tilt is looked for
+# tilts to try: the first, the factor to the next, the largest, the least factor; errors that are
+# allowed: of a surprise in nats, of a tilt (relative), of the nats while a tilt is searched
 FIRST_TILT, FARTHER, MOST_TILT, LEAST_STEP = 0.02, 3.0, 20.0, 1.02
 CLOSE_SURPRISE, CLOSE_TILT, ROUGH = 1e-3, 1e-2, 5e-3
 
 
 class Unsolved(ValueError):
-    """A knob that does not exist, or at no value of which the policy spends what was asked."""
+    """Error for a policy without a free knob, or without a value of the knob at the level."""
 
 
 class Knobs:
-    """Runs of a family at the values of its knob that were tried, at several K.
+    """Solver of a family's knob at several K; it keeps all runs at values that were tried.
 
     Parameters
     ----------
-    family : whose knob is solved.
-    widths : every K that will be asked for.
-    run : of a policy and K: what it does at this K, and at others if that is known, too.
-    amount : of what a policy does: what is solved for.
-    tolerance : largest relative miss.
-    step : largest relative distance below a level that is jumped over.
+    family : the family whose knob is solved.
+    widths : every K at which the knob may be solved.
+    run : function of a policy and K that returns runs (replays, or means over rows) by K: at this
+        K, and at further K if the run gives them, too.
+    amount : function of a run: the number that has to reach the level.
+    tolerance : largest relative error of the amount.
+    step : largest relative distance below the level where the amount jumps over the level.
     on_pass : called before every run.
     """
 
@@ -94,7 +97,7 @@ class Knobs:
         self.errors: dict[float, Exception] = {}
 
     def at(self, width: int, level: float) -> Any:
-        """Return the run of the family whose amount is ``level``; None if there is none."""
+        """Return the run at K whose amount is ``level``, or None; ``solved`` keeps its x."""
         points = self.spent[width]
         for step in range(1, MOST_STEPS):
             for x, amount in sorted(points.items()):
@@ -111,7 +114,7 @@ class Knobs:
         return self.replays[width][self.solved[width]]
 
     def within(self, width: int, level: float) -> Any:
-        """Return that run, else the one that spends most below the level; None if all are above."""
+        """Return the run at the level, else the run with most below it; None if all are above."""
         if (found := self.at(width, level)) is None:
             if not self.spent[width] and self.errors:
                 raise next(iter(self.errors.values()))
@@ -120,7 +123,7 @@ class Knobs:
         return found
 
     def why(self, width: int, level: float, unit: str) -> str:
-        """Return, in words, why the level was not found."""
+        """Return in words why no value of the knob reaches the level."""
         family, own = self.family, sorted(self.spent[width].items())
         raised = [f"raises {blamed(error) or f'{type(error).__name__}: {error}'}"
                   for error in self.errors.values()][:1]  # fmt: skip
@@ -138,6 +141,7 @@ class Knobs:
         return ", elsewhere ".join(told)
 
     def _try(self, looseness: float, width: int) -> None:
+        """Run the policy at a looseness; keep the run and its amount, or its error."""
         self.on_pass()
         self.passes += 1
         try:
@@ -145,14 +149,18 @@ class Knobs:
             spent = {other: self.amount(own) for other, own in done.items()}
             if math.isnan(spent[width]):
                 raise ValueError("must spend a number of nats; got NaN")
-        except Exception as error:  # whatever a rule of the user's raises
+        except Exception as error:  # a user's rule may raise anything
             self.errors[looseness] = error
             return
         for other, own in done.items():
             self.replays[other][looseness], self.spent[other][looseness] = own, spent[other]
 
     def _next(self, width: int, level: float, step: int) -> float | None:
-        """Return the looseness to try next, None if nothing is left."""
+        """Return the looseness to try next; None if no value is left to try.
+
+        First a point inside a bracket; else a step towards the level, inside the range and short of
+        values that raise errors; else, unless the family is trusted, a grid point off plateaus.
+        """
         family, points = self.family, sorted(self.spent[width].items())
         tried = {*self.spent[width], *self.errors}
         if not points and not tried:
@@ -181,19 +189,20 @@ class Knobs:
         return next((x for x in free if not any(low < x < high for low, high in flat)), None)
 
     def _wide(self, low: float, high: float) -> bool:
-        """Return whether a value of the knob may lie between two."""
+        """Return whether the knob may have a value between those at two loosenesses."""
         ends = self.family.value(low), self.family.value(high)
         return high / low > 1 + NARROW and abs(ends[1] - ends[0]) > float(self.family.whole)
 
 
 def _grid(family: Family) -> Iterator[float]:
+    """Yield looseness over the family's range, spaced geometrically and then evenly."""
     ratio = family.most / family.least
     yield from (family.least * ratio ** (step / POWERS) for step in range(POWERS + 1))
     yield from (family.most * step / EVEN for step in range(1, EVEN))
 
 
 def _between(low: Point, high: Point, level: float | None) -> float:
-    """Return x where the line through two points reaches the level; None asks for the middle."""
+    """Return x where the line through two points, in logarithms, has the level, or the middle."""
     share = 0.5
     if level is not None and min(low[1], high[1]) > 0 and math.isfinite(low[1] + high[1]):
         share = math.log(level / low[1]) / math.log(high[1] / low[1])
@@ -202,9 +211,9 @@ def _between(low: Point, high: Point, level: float | None) -> float:
 
 
 def _beyond(points: Sequence[Point], level: float) -> float:
-    """Return x where the line through one point, or two of a side, reaches the level.
+    """Return x where the line through one or two points on one side, in logarithms, has the level.
 
-    At most STRIDE away, and so far where there is no line.
+    x is at most a factor STRIDE away, and exactly that if an amount is 0 or infinite.
     """
     near = points[-1] if points[-1][1] <= level else points[0]
     up = near[1] <= level
@@ -226,13 +235,16 @@ def within_surprise(
     most: float,
     start: float = 0.0,
 ) -> tuple[Family, Knobs]:
-    """Return a family about the least tilt at which nothing exceeds a surprise, and its knobs.
+    """Return a family with the least tilt whose surprise is at most ``most``, and its knobs.
 
-    Of a family without the knob ``tilt``, with one that is given, and where nothing is over
-    without one, return it as it is. If no tilt helps, return what had the least surprise. At
-    ``level`` the surprise falls as the tilt rises: a bracket grows from the tilt ``start`` by
-    FARTHER, and closes by the rule of Illinois. Nats are held roughly, and to the end by whoever
-    goes on with the knobs.
+    The family is returned as it is if its surprise without a tilt is small enough, if it has no
+    knob ``tilt``, or if its spec sets the tilt. Otherwise tilts are searched while nats are held at
+    ``level``, where the surprise falls as the tilt rises. The tilt grows from ``start`` by the
+    factor FARTHER until the surprise is small enough; the factor shrinks where the tilt alone
+    spends more than the level. Then the bracket of the last two tilts, too much surprise below and
+    little enough above, is closed by the Illinois variant of regula falsi. The result is the tried
+    tilt that comes nearest to ``most`` from below, or the least surprise if no tilt suffices.
+    During this search nats are solved roughly (ROUGH); the caller solves them to the tolerance.
     """
     tried: dict[float, tuple[float, Family, Knobs]] = {}
 
@@ -255,7 +267,7 @@ def within_surprise(
     while (high := (tilt, over(tilt)))[1] > 0:
         if high[1] < math.inf:
             low = high
-        else:  # the tilt alone spends more, so the next one is nearer
+        else:  # the tilt alone spends more than the level, so the next tilt must be smaller
             step = math.sqrt(step)
         if step < LEAST_STEP or tilt > MOST_TILT:
             return min(tried.values(), key=lambda own: own[0])[1:]
@@ -274,14 +286,14 @@ def within_surprise(
 
 
 def surprise_of(done: Any) -> float:
-    """Return the surprise of a replay, a token, or of means over rows."""
+    """Return the surprise of a replay per emitted token, or that of means over rows, in nats."""
     return (
         done.surprise if hasattr(done, "surprise") else done.divergence_per_token("surprise")
     ).value
 
 
 def checked_level(level: float, name: str = "nats") -> float:
-    """Return nats or an acceptance; ValueError unless above 0 and finite, or at most 1."""
+    """Return a level; ValueError unless nats are above 0 and finite, or acceptance in (0, 1]."""
     if name == "acceptance":
         return check.number(name, level, 0, 1, open_low=True)
     return check.finite(name, level, 0, open_low=True)
@@ -296,9 +308,9 @@ def trace_knobs(
     signed: Sequence[str] = (),
     **options: Any,
 ) -> Knobs:
-    """Return the knobs of a family on a trace; K share a replay where they can.
+    """Return the knobs of a family on a trace; a replay covers all K at once where it can.
 
-    ``signed`` is what replays add up beside the divergence.
+    ``signed`` names quantities (surprise, agreement) that replays add up beside the divergence.
     """
     shared = shares_rows(family.base, family.verifier)
 
@@ -323,28 +335,29 @@ def solve_knob(
     num_draft_tokens: int | None = None,
     undrafted: str = "policy",
 ) -> Policy:
-    """Return a policy at the value of its knob at which it spends given nats on rows.
+    """Solve the knob of a policy so that it spends given nats on rows; return the policy.
 
     Parameters
     ----------
-    rule : a policy by name, ``"band:price"``; ``"mine.py:rule"``; or a Policy, whose knob is free.
-    rows : a pair of rows (..., V), target and draft; their file; a trace or its folder.
-    nats : mean divergence of the emitted law over rows; on a trace per emitted token.
-    acceptance : instead of nats: mean acceptance over rows; on a trace of the drafted tokens that
-        are decided.
-    regret : on a trace of temperature 0 instead of nats: nats of regret per emitted token.
-    divergence : what is spent; nats are in its unit.
+    rule : a spec such as ``"band:price"`` or ``"mine.py:rule"``, or a Policy, whose knob is free.
+    rows : a pair of arrays (..., V), target rows and draft rows; a file of both; a trace, or its
+        folder.
+    nats : level of the mean divergence of the emitted law, per row; on a trace per emitted token.
+    acceptance : in place of nats, level of the mean acceptance over rows; on a trace, of the
+        accepted share of the drafted tokens that are reached.
+    regret : in place of nats on a trace of temperature 0, nats of regret per emitted token.
+    divergence : the divergence that is spent; nats are in its unit.
     verifier, num_draft_tokens, undrafted : on a trace, as for
         :func:`cactus_theory.traces.replay`.
 
     Raises
     ------
     Unsolved
-        A ValueError, with the policy's name: no free knob, no value that spends so much or so
-        little, a jump past it, or the error of the policy itself.
+        A ValueError that names the policy: there is no free knob, no value of the knob reaches the
+        level, the amount jumps over the level, or the policy raises an error.
     ValueError, TypeError, OSError
         Not exactly one of nats, acceptance and regret; regret where the temperature is not 0;
-        an unknown policy; rows that are none.
+        an unknown policy; rows that are not distributions.
 
     Examples
     --------
@@ -368,7 +381,7 @@ def solve_knob(
 
 
 def source_of(rows: Any) -> Source:
-    """Return rows of a pair of arrays, of a file of both, or of a trace or its folder."""
+    """Return saved rows or a trace from a pair of arrays, a file of both, a trace or a folder."""
     if isinstance(rows, Trace | SavedRows):
         return rows
     if isinstance(rows, tuple | list) and len(rows) == 2:
@@ -381,9 +394,9 @@ def source_of(rows: Any) -> Source:
 
 
 def charged_in(source: Source, divergence: str | Divergence, *held: str) -> Divergence:
-    """Return the divergence that nats measure: on a trace of temperature 0 regret.
+    """Return the divergence in which levels are measured: regret on a trace of temperature 0.
 
-    Raises ValueError for nats there, and for regret elsewhere.
+    Raises ValueError for a level of nats on such a trace, and for a level of regret elsewhere.
     """
     greedy = isinstance(source, Trace) and source.unit == REGRET
     if (other := "nats" if greedy else "regret") in held:
@@ -402,9 +415,10 @@ def knobs_of(
     undrafted: str = "policy",
     signed: Sequence[str] = (),
 ) -> Knobs:
-    """Return the knobs of a family on rows, or on a trace at K = ``width``; as trace_knobs."""
+    """Return the knobs of a family on rows, or on a trace at one K, as :func:`trace_knobs`."""
     options: dict[str, Any] = {"tolerance": CLOSE if held == "acceptance" else EXACT}
-    if held == "acceptance" and not family.base.declares.direction:  # which may fall as nats rise
+    # without a declared direction, the acceptance may fall while nats rise
+    if held == "acceptance" and not family.base.declares.direction:
         family = replace(family, trusted=not family.varied)
     if isinstance(source, Trace):
         if held == "acceptance":

@@ -1,4 +1,4 @@
-"""Measure the costs of a call on the user's models, in short decodes of the user's prompts."""
+"""Measure the time of a target call by its parts, in short decodes with the user's models."""
 
 import random
 import statistics
@@ -16,17 +16,17 @@ from cactus_theory.decoding.text import left_padded
 from cactus_theory.tuning.costs import PARTS, SECONDS, Costs
 
 VERIFY = "verify"
-# decodes of every setting; the median over them counts
+# decodes of every setting, of which the median is taken
 REPEATS = 5
-# what a decode tells of a round
+# of one round: numbers of calls and tokens, and seconds by part
 Round = tuple[Reading, Seconds]
-# the key of a family, and the setting at which it is timed
+# the key of a family, and the setting at which the family is timed
 Kind = tuple[str, Setting]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one decode, a text: a call by its parts, and what the first one took beyond."""
+    """Seconds of one decode, per text: of a call by its parts, and of the start beyond that."""
 
     call: dict[str, float]
     start: float
@@ -34,20 +34,20 @@ class Timed:
 
     @property
     def seconds(self) -> float:
-        """Return all of a call."""
+        """Return the seconds of a call, all parts together."""
         return sum(self.call.values())
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts that are decoded for timing.
+    """Prompts that are decoded for timing.
 
     Attributes
     ----------
     ids : token ids of each prompt.
-    batch : texts at once.
-    max_new_tokens : of a text.
-    seed : of the first decode.
+    batch : number of texts decoded together.
+    max_new_tokens : new tokens of a text.
+    seed : seed of the first decode.
     """
 
     ids: Sequence[Sequence[int]]
@@ -56,7 +56,7 @@ class Prompts:
     seed: int = 0
 
     def group(self, number: int) -> list[Sequence[int]]:
-        """Return the prompts of a batch; they are taken again from the first one after the last."""
+        """Return the prompts of batch ``number``; after the last prompt the first is used again."""
         first = number * self.batch
         return [self.ids[(first + row) % len(self.ids)] for row in range(self.batch)]
 
@@ -70,17 +70,20 @@ def measure_costs(
     repeats: int = REPEATS,
     on_decode: Callable[[int, int], None] | None = None,
 ) -> Costs:
-    """Measure the costs of calls in decodes of every setting and of the target alone.
+    """Measure the time of target calls, in decodes at every setting and without a draft.
 
-    Every repeat decodes other prompts by all settings in a shuffled order, so that a drift of the
-    machine favours none. Drafting, the target's pass and the rest are medians over all families
-    at a K, verification is each family's own. On CUDA parts are charged when the host waits for
-    them; their sum is right.
+    Each repeat decodes different prompts at all settings in a shuffled order, so that a drift of
+    the machine's speed favours no setting. Times of drafting, of the target's pass and of the rest
+    are medians over all families at a K; the time of verification is a median of each family. On
+    CUDA, time is charged to the part in which the host waits, so only the sum of parts is exact.
 
     Parameters
     ----------
-    settings : families' keys and settings, each family at the same K, of one law of rows.
-    on_decode : called with the decodes done and their number.
+    target_model, draft_model : the two models, as for :func:`cactus_theory.generate`.
+    prompts : prompts and sizes of the decodes.
+    settings : keys of families with settings; all families at equal K, temperature and cuts.
+    repeats : number of timed decodes at each setting.
+    on_decode : called with the number of decodes that are done, and with the number of all decodes.
 
     Raises
     ------
@@ -98,7 +101,7 @@ def measure_costs(
         for number, kind in enumerate(order):
             rounds: list[Round] = []
             result = _decoded(target_model, draft_model, prompts, kind[1], repeat, rounds)
-            if repeat:  # the first decode of a kind allocates
+            if repeat:  # the first decode at a setting also allocates memory, so it is not timed
                 times[kind].append(split(result, rounds))
             if on_decode is not None:
                 on_decode(repeat * len(order) + number + 1, total)
@@ -111,6 +114,8 @@ def _costs(
     widths: tuple[int, ...],
     batch: int,
 ) -> Costs:
+    """Return the medians of the measured times as costs."""
+
     def part(name: str, width: int, family: str | None = None) -> float:
         seconds = [
             decode.call[name]
@@ -136,6 +141,7 @@ def _costs(
 
 
 def _widths(settings: Sequence[Kind]) -> tuple[int, ...]:
+    """Return the rising K of every family; ValueError if they differ between families."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
     different = {
@@ -155,7 +161,7 @@ def _decoded(
     number: int,
     rounds: list[Round],
 ) -> GenerationResult:
-    """Decode a batch of the prompts, and keep its rounds."""
+    """Decode batch ``number`` of the prompts; append its rounds to ``rounds``."""
     ids, mask = left_padded(prompts.group(number), target)
     options = DecodeOptions(
         **setting.keywords,
@@ -169,7 +175,7 @@ def _decoded(
 
 
 def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
-    """Return seconds a text and call, from the second round on: the first one reads the prompts."""
+    """Return seconds per text and call, without the first round, which reads the prompts."""
     batch = len(result.row_lengths)
     later = rounds[1:] or rounds
     calls = sum(counts.num_calls for counts, _ in later)

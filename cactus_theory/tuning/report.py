@@ -1,4 +1,4 @@
-"""Report of tuning: a sentence, a table, and the file that ``generate --tuned`` reads."""
+"""Report a result of tuning: a sentence, a table, and the file that ``generate --tuned`` reads."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ from cactus_theory.tuning.tune import Choice, Tuned
 
 WIDEST = 100
 UPPER = 0.9  # share of texts below the upper quantile
-# relative standard error of nats from which on knobs are uncertain; least call, in plain steps
+# relative standard error of nats above which knobs are uncertain; least credible call, plain steps
 UNCERTAIN, LEAST_CALL = 0.2, 0.9
 
 
@@ -55,7 +55,7 @@ def sentence(tuned: Tuned) -> str:
 
 
 def _surprise(choice: Choice) -> str:
-    """Return the surprise of a setting in words, where it was bounded."""
+    """Return the surprise of a setting in words, empty if the surprise was not limited."""
     if "surprise" not in choice.reported.spent:
         return ""
     found = choice.reported.divergence_per_token("surprise")
@@ -64,7 +64,7 @@ def _surprise(choice: Choice) -> str:
 
 
 def table(tuned: Tuned) -> str:
-    """Return each family at its fastest K, and plain decoding, at most WIDEST columns wide."""
+    """Return a text table of each family at its fastest K, and of plain decoding."""
     unit = "KL" if tuned.divergence == "kl" else tuned.divergence
     heads = ["policy", "verifier", "K", _unit(tuned), "x plain", f"{unit}/token", "tokens/call"]
     heads += ["surprise"] * (tuned.surprise is not None)
@@ -79,7 +79,7 @@ def table(tuned: Tuned) -> str:
 
 
 def notes(tuned: Tuned) -> list[str]:
-    """Return warnings, and notes on single texts."""
+    """Return warnings, and notes on how much single texts spend."""
     lines, best = [*over(tuned), *_warnings(tuned)], tuned.best
     if best is not None and not best.family.lossless:
         some = best.replay.tokens > 0  # a text may have no rounds
@@ -96,7 +96,7 @@ def notes(tuned: Tuned) -> list[str]:
 
 
 def over(tuned: Tuned) -> list[str]:
-    """Return a sentence for each policy that has no line in the table, which says why."""
+    """Return a sentence for each policy without a line in the table, with the reason."""
     within = _spent(tuned, tuned.level)
     return [f"No setting of {name} spends at most {within}: the least is {least:.3g}."
             for name, least in tuned.over.items()] + [
@@ -105,7 +105,7 @@ def over(tuned: Tuned) -> list[str]:
 
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
-    """Warn of knobs that few texts leave uncertain, and of calls timed too short or too long."""
+    """Yield warnings of knobs uncertain because of few texts, and of calls timed wrongly."""
     tried = (own for own in tuned.choices if own.family.least < own.family.most)
     if (knobs := next(tried, None)) is not None:
         spent, texts = knobs.replay.divergence_per_token(tuned.divergence), len(knobs.replay.cycles)
@@ -132,7 +132,7 @@ def _warnings(tuned: Tuned) -> Iterator[str]:
 
 
 def payload(tuned: Tuned) -> dict[str, Any]:
-    """Return all of it for JSON."""
+    """Return the whole result as plain values for JSON."""
     best, lossless = tuned.best, tuned.lossless
     return {
         "format": FORMAT,
@@ -155,7 +155,7 @@ def payload(tuned: Tuned) -> dict[str, Any]:
 
 
 def save_tuned(tuned: Tuned, path: str | Path) -> None:
-    """Write the file, all of it or nothing.
+    """Write a result of :func:`tune` as JSON for ``generate --tuned``, completely or not at all.
 
     Raises
     ------
@@ -181,6 +181,7 @@ def save_tuned(tuned: Tuned, path: str | Path) -> None:
 
 
 def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
+    """Return the numbers of a setting for JSON."""
     meter = choice.reported.divergence_per_token(tuned.divergence)
     return {
         "family": choice.family.name,
@@ -196,6 +197,7 @@ def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
 
 
 def _cells(choice: Choice, tuned: Tuned) -> list[str]:
+    """Return the cells of a setting's line in the table."""
     meter = choice.reported.divergence_per_token(tuned.divergence)
     calls = choice.reported.tokens_per_call
     lossless = choice.family.lossless
@@ -211,22 +213,27 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
 
 
 def _unit(tuned: Tuned) -> str:
+    """Return the unit of speeds in words."""
     return "tokens/s" if tuned.costs.unit == SECONDS else "tokens per plain step"
 
 
 def _spent(tuned: Tuned, amount: float) -> str:
+    """Return an amount of the divergence per token, with its unit."""
     unit = {"kl": "nats of KL", "regret": "nats of regret"}.get(tuned.divergence, tuned.divergence)
     return f"{amount:.4g} {unit} per token"
 
 
 def _both(estimate: Any) -> str:
+    """Return a speed with its standard error, as text."""
     digits = 0 if estimate.value >= 100 else 3
     return f"{estimate.value:,.{digits}f} ± {_error(estimate.standard_error, digits)}"
 
 
 def _number(value: float) -> str:
+    """Return a speed as text."""
     return f"{value:,.{0 if value >= 100 else 3}f}"
 
 
 def _error(value: float, digits: int) -> str:
+    """Return a standard error as text, ``?`` for NaN."""
     return "?" if value != value else f"{value:.{digits}f}"

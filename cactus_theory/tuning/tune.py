@@ -1,10 +1,10 @@
-"""Which policy, knob, verifier and K are fastest for a divergence per emitted token, on a trace.
+"""Find the fastest policy, knob, verifier and K within a divergence per emitted token, on a trace.
 
-For every family and K the knob is solved so that the meter reads the level over all texts. The
-fastest setting is chosen by the predicted speed on a random half of these texts, and all that is
-reported of a setting is from the other half: the best of many noisy numbers is too good, a number
-that was not chosen by is not. It is recommended if it is faster than decoding without a draft on
-both halves.
+For every family and K, the knob is solved so that the metered divergence over all texts is the
+level. The fastest setting is chosen by its predicted speed on a random half of the texts; all
+reported numbers are from the second half. The best of many noisy numbers is too high on average,
+but numbers from texts that had no part in the choice are not. The fastest setting is recommended if
+it is faster than decoding without a draft on both halves.
 """
 
 import math
@@ -39,11 +39,11 @@ from cactus_theory.tuning.knobs import (
 )
 from cactus_theory.tuning.measure import Kind
 
-# K that are tried, closer together where a token more matters more
+# K that are tried; small K are closer together, because there one token changes the speed more
 TUNED_WIDTHS = (1, 2, 3, 4, 6, 8, 12)
-# number of K at which costs are measured: the least, a middle and the largest one
+# number of K at which costs are measured: the smallest, one in the middle, the largest
 TIMED_WIDTHS = 3
-# fields of the trace that a file of the result holds, where they are known
+# fields of the trace that a result's file holds, where they are known
 OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
             *vars(WHOLE))  # fmt: skip
 Measure = Callable[[Sequence[Kind]], Costs]
@@ -51,28 +51,30 @@ OnStep = Callable[[str, int, int], None]
 
 
 class Halves(NamedTuple):
-    """Numbers of the texts that are chosen by, and of those that are reported."""
+    """Numbers of the texts by which settings are chosen, and of the texts that are reported."""
 
     chosen_by: list[int]
     reported: list[int]
 
     @classmethod
     def of(cls, texts: int, seed: int = 0) -> "Halves":
-        """Return random halves of so many texts."""
+        """Return the numbers of ``texts`` texts, divided into random halves."""
         order = random.Random(seed).sample(range(texts), texts)
         return cls(sorted(order[::2]), sorted(order[1::2]))
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A setting, what it is predicted to do, and what it will meter.
+    """A setting to decode with, its predicted speed and its metered divergence.
 
     Attributes
     ----------
-    family : as tables show it, without the knob's value.
-    replay : the setting to decode with, over all texts, on which knobs are solved.
-    reported : of the half that is not chosen by: all numbers of a line are of its texts.
-    chosen_by, speed : tokens per unit of time on the half that is chosen by, and on the other.
+    family : the family, whose name stands in tables without the knob's value.
+    replay : the setting, replayed on all texts, on which the knob is solved.
+    reported : the replay on the half of the texts by which settings are not chosen; all reported
+        numbers are from these texts.
+    chosen_by : tokens per unit of time on the half of the texts by which settings are chosen.
+    speed : tokens per unit of time on the reported half.
     """
 
     family: Family
@@ -84,21 +86,21 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
-    """The result of tuning.
+    """The result of tuning: all settings within the level, by predicted speed.
 
     Attributes
     ----------
-    level, divergence : what may be metered per emitted token.
-    costs : of calls.
+    level, divergence : most divergence per emitted token (nats for KL), and the divergence's spec.
+    costs : time of a target call by its parts.
     plain : tokens per unit of time without a draft.
-    choices : every family and K within the level, the fastest (by ``chosen_by``) first.
-    halves : of the texts of ``replay``.
-    over : of each policy that is in no choice, the least that a setting spends a token.
-    surprise : the most surprise a token, in nats; None if any is allowed.
-    surprised : of each policy that is in no choice for its surprise, its least.
-    source : the trace's cycles, texts and models, and what was tried.
-    ends : how likely an end of text is under the best setting, over the target; None if that is
-        lossless or the trace's texts have no ends.
+    choices : every family and K within the level, fastest (by ``chosen_by``) first.
+    halves : the numbers of the texts in each half.
+    over : by policy without a choice, the least divergence per token of a setting that was tried.
+    surprise : most surprise per token, in nats; None if not limited.
+    surprised : by policy whose surprise is too large for a choice, its least surprise per token.
+    source : the trace's cycles, texts and models, and the families and K that were tried.
+    ends : how likely an end of text is under the best setting, relative to the target; None without
+        a lossy best setting, or if the trace has no ends or is not of a lossless decode.
     """
 
     level: float
@@ -115,20 +117,21 @@ class Tuned:
 
     @property
     def best(self) -> Choice | None:
-        """Return the fastest setting; None if it beats plain decoding on one half or none."""
+        """Return the fastest setting; None unless it beats plain decoding on both halves."""
         return self._ahead(self.choices[0])
 
     @property
     def lossless(self) -> Choice | None:
-        """Return the fastest lossless setting; None as for ``best``."""
+        """Return the fastest lossless setting; None unless it beats plain decoding, as ``best``."""
         first = next((choice for choice in self.choices if choice.family.lossless), None)
         return None if first is None else self._ahead(first)
 
     def _ahead(self, choice: Choice) -> Choice | None:
+        """Return the setting if it beats plain decoding on both halves of the texts, else None."""
         return choice if min(choice.chosen_by.value, choice.speed.value) > self.plain else None
 
     def of_families(self) -> list[Choice]:
-        """Return the fastest K of every family and verifier, fastest first."""
+        """Return every family under each verifier at its fastest K, fastest first."""
         best: dict[str, Choice] = {}
         for choice in self.choices:
             best.setdefault(choice.family.key, choice)
@@ -148,27 +151,27 @@ def tune(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Tuned:
-    """Return the settings within a divergence per token, by predicted speed.
+    """Find the settings within a divergence per token on a trace, by predicted speed.
 
     Parameters
     ----------
     trace : logged rows.
-    costs : of a call, or what measures them for settings that it is given.
-    level : divergence per emitted token that may be metered, in its unit (nats for KL; of a trace
-        of temperature 0 nats of regret, whatever ``divergence`` is).
-    divergence : what the meter adds up.
-    widths : K to try; None for the usual ones up to what was logged.
-    policies : as ``specs`` of :func:`cactus_theory.tuning.families.families`.
+    costs : costs of a target call, or a function that measures them for given settings.
+    level : most metered divergence per emitted token, in the divergence's unit (nats for KL; on a
+        trace of temperature 0 nats of regret, whatever ``divergence`` is).
+    divergence : the divergence that the meter adds up.
+    widths : K to try; None for 1, 2, 3, 4, 6, 8 and 12, up to the K that was logged.
+    policies : policies to try, as ``specs`` of :func:`cactus_theory.tuning.families.families`.
     undrafted : as for :func:`cactus_theory.traces.replay`.
-    surprise : as for :func:`cactus_theory.compare`, of a token; None if any is allowed.
-    seed : of the halves of the texts, which are random.
-    on_step : called with what is done, how many steps of it are, and of how many.
+    surprise : most surprise per emitted token, as for :func:`cactus_theory.compare`; None: any.
+    seed : seed of the random halves of the texts.
+    on_step : called with the name of the present work, its finished steps, and all its steps.
 
     Raises
     ------
     ValueError
         A level that is not above 0, more drafted tokens than were logged, an unknown divergence or
-        policy; CannotSay, which is one, for fewer texts than errors need.
+        policy; CannotSay, a ValueError, for fewer texts than standard errors need.
 
     Examples
     --------
@@ -211,6 +214,7 @@ def tune(
 
 
 def _widths(trace: Trace, widths: Sequence[int] | None) -> list[int]:
+    """Return the K to try, rising; ValueError for more drafted tokens than were logged."""
     if widths is None:
         widths = [min(width, trace.num_draft_tokens) for width in TUNED_WIDTHS]
     if not widths:
@@ -226,9 +230,10 @@ def _solved(
     metered: tuple[Divergence, str],
     on_step: OnStep,
 ) -> tuple[list[tuple[Family, Replay]], dict[str, float], dict[str, float]]:
-    """Return every family at every K that stays within, its knob solved.
+    """Return every family at every K within the limits, with its knob solved.
 
-    Also the least that others spend, and the least surprise of those within the nats.
+    Also returned, by policy: the least divergence if it is above the level at every K, and the
+    least surprise if no setting within the level keeps the limit on surprise.
     """
     solved, total = [], len(candidates) * len(widths)
     spent, surprised = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
@@ -253,7 +258,7 @@ def _solved(
 
 
 class _Search:
-    """The knobs of a family by tilt, and the tilt of the last K, where the next one begins."""
+    """Solver of a family at rising K; the tilt found at one K is where the next K starts."""
 
     def __init__(
         self, trace: Trace, family: Family, widths: Sequence[int], metered: tuple[Divergence, str],
@@ -264,7 +269,7 @@ class _Search:
         self.tilt, self.on_pass, self.spent = 0.0, lambda: None, list[float]()
 
     def within(self, width: int, level: float) -> tuple[Family, Replay | None]:
-        """Return the family about the least tilt that keeps the surprise, and its replay at K."""
+        """Return the family at the least tilt that keeps the limit on surprise, and its replay."""
         own, knobs = self.family, self.knobs(self.family)
         if self.most is not None and own.varied:
             given = width, level, self.most, self.tilt
@@ -275,7 +280,7 @@ class _Search:
         return replace(own, name=self.family.name), found
 
     def knobs(self, family: Family) -> Knobs:
-        """Return the knobs at the family's tilt."""
+        """Return the knobs at the family's tilt; they are kept for further K."""
         tilt, (trace, widths, metered) = tilt_of(family.base), self.given
         if tilt not in self.known:
             signed = () if self.most is None else ("surprise",)
@@ -285,7 +290,7 @@ class _Search:
 
 
 def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:
-    """Return every family at a few K, each at the knob solved for the K next to it."""
+    """Return the settings to time: each family at a few K, at the knob solved for the nearest K."""
     widths = sorted({replay.num_draft_tokens for _, replay in solved})
     steps = [round(i * (len(widths) - 1) / (TIMED_WIDTHS - 1)) for i in range(TIMED_WIDTHS)]
     timed = sorted({widths[step] for step in steps})
@@ -302,6 +307,7 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:
 
 
 def _about(trace: Trace) -> dict[str, object]:
+    """Return the facts on the trace that a result's file holds."""
     details = trace.header.details | vars(trace.header)
     return {
         "cycles": len(trace),
