@@ -1,8 +1,9 @@
 """Compare the acceptance that an engine counted with the acceptance expected from a trace.
 
-Read are vLLM's Prometheus text or printed numbers. The expectation has standard errors over texts.
-The counts have errors from the coins, and from their texts, which may be fewer and longer than the
-logged ones. Places behind an end of text are counted on both sides or on neither.
+``cactus-theory expect`` uses this module to read vLLM's Prometheus text or printed numbers. The
+expectation has standard errors over texts. The counts have errors from the coins, and from their
+texts, which may be fewer and longer than the logged texts. Places behind an end of text are counted
+on both sides or on neither.
 """
 
 import re
@@ -156,7 +157,7 @@ def read_metrics(
     began at 0 again, and counts from before the restart are left out. vLLM's numbers include places
     behind an end of text, and the number of answers that have ended; fields in ``known`` replace
     these. Raises OSError or ValueError for unreadable files, missing or repeated counters, several
-    models, a counter of ``before`` that is missing, and other than ``width`` positions.
+    models, a counter of ``before`` that is missing, and if there are not ``width`` positions.
     """
     now = _engines(path)
     earlier = {} if before is None else _engines(before)

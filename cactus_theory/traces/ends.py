@@ -1,4 +1,4 @@
-"""Compute how likely a policy ends a text, relative to the target: do its answers get longer?"""
+"""Compute how likely a policy ends a text, relative to the target, to foretell longer answers."""
 
 import math
 

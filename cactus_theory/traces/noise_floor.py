@@ -1,8 +1,8 @@
-"""Compute two comparisons for a budget in nats per token: rounding errors, a lower temperature.
+"""Compare a budget in nats per token with rounding errors, and with a lower temperature.
 
 Rounding errors depend on the shape of a forward pass. So even a lossless decode, which verifies K
 tokens in one pass, does not have exactly the law of decoding without a draft. A budget below this
-noise floor has no effect that can be seen.
+noise floor cannot be told apart from rounding errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -166,7 +166,7 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
 
 
 def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:
-    """Return the temperature at which the curve has so many nats; None below the coldest."""
+    """Return the temperature at which the curve reaches ``nats``; None if not even the coldest."""
     roots = np.sqrt(np.maximum.accumulate(curve[::-1]))
     if nats > roots[-1] ** 2:
         return None

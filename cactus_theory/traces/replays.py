@@ -3,12 +3,12 @@ r"""Replay a policy and a verifier on logged rows; expectations over coins are e
 For a cycle with drafted tokens x_1..x_K, :math:`P_i` is the probability that at least i tokens are
 accepted (``VerdictLaw.alive``), and h_i is the emitted law at row i. A target call yields
 :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`. The bonus token adds
-:math:`P_K D(h_K‖q_K)`, which is 0 for most policies, as they draw that token from q. Tokens after a
+:math:`P_K D(h_K‖q_K)`, which is 0 for most policies, because they draw it from q. Tokens after a
 drafted end-of-text token do not count. A call without a draft yields one token.
 
 Cycles start where the cycles of the logged decode started. So the numbers are consistent for the
-policy, verifier and K of that decode. For all others they describe the same places, which makes
-settings comparable: paired errors are far smaller than the error of each number.
+policy, verifier and K of that decode. For other settings the numbers describe equal places, which
+makes settings comparable: paired errors are far smaller than the error of each number.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,8 +69,8 @@ def replay(
     num_draft_tokens : K, to which longer drafts are cut; None for all logged tokens.
     divergences : divergences to add up, and ``surprise`` or ``agreement``. By default KL, or regret
         on a trace of temperature 0.
-    undrafted : from which row tokens that were not drafted are drawn: ``policy``, or ``target`` for
-        q, which costs nothing (as an engine does that draws them itself, such as vLLM).
+    undrafted : from which row tokens that were not drafted are drawn: the row of the ``policy``, or
+        q (``target``), which costs nothing and is how engines such as vLLM draw these tokens.
     on_cycles : called from time to time with the number of cycles that are done.
 
     Returns

@@ -1,4 +1,4 @@
-"""Compare policies at equal nats, or at equal acceptance, on rows or on a trace."""
+"""Compare policies at equal nats or acceptance: ``ct.compare``, ``cactus-theory compare``."""
 
 import math
 import re

@@ -225,7 +225,7 @@ def families(
 
     ``specs`` are as for :func:`family_of`; ``cactus@block`` names one verifier, and None stands for
     the default policies. A policy without a verifier gets those of chain and block that support it.
-    Cactus gets the chain only: under a block it reads a row again for each token that may be
+    Cactus gets the chain only: under a block, rows are read again for each token that may be
     rejected, which is slow.
 
     Raises

@@ -1,8 +1,8 @@
 """Solve the knob of a policy for given nats, or for a given acceptance.
 
-On fixed rows, without drawn coins, the amount that a policy spends is a function of its knob, and
+On fixed rows, without drawn coins, what a policy spends (or accepts) is a function of its knob, and
 nearly a power of the looseness x. The search steps from the first x towards the level. Once the
-amounts at two neighbouring x enclose the level, they are a bracket: the next x is where the line
+amounts at two neighbouring x enclose the level, these x are a bracket. The next x is where the line
 between the two, in logarithms, reaches the level, or the middle at every fourth step, so that the
 bracket always shrinks. The search stops when an amount is within the tolerance. A bracket too
 narrow to hold a further value of the knob contains a jump over the level. If no bracket is left, a

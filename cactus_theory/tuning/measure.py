@@ -1,4 +1,4 @@
-"""Measure the time of a target call by its parts, in short decodes with the user's models."""
+"""Measure the time of target calls by parts, in short decodes, for ``cactus-theory tune``."""
 
 import random
 import statistics

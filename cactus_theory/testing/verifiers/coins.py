@@ -53,7 +53,7 @@ def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> tuple[Tensor,
 
 
 def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
-    """Return every way to choose one of so many values at each place."""
+    """Return all combinations of value numbers 0 … values − 1 at the places, (all, places)."""
     return torch.cartesian_prod(*[torch.arange(values)] * places).reshape(-1, places)
 
 
@@ -74,7 +74,7 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     paths = some_paths(seen)
     verdict, shares = _over_coins(paths, INSIDE)
     rare = (shares < RARE) & (paths.stop < RARE)
-    # a path with a token below FAINT weighs as much as it is probable
+    # the weight of a path with a token below FAINT is the path's probability
     drafted = paths.p.gather(-1, paths.ids[..., None])[..., 0]
     weights = torch.where((drafted >= FAINT).all(-1), 1.0, paths.weight)[:, None]
     shares, stop = torch.where(rare, paths.stop, shares) * weights, paths.stop * weights
