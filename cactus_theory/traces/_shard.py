@@ -33,7 +33,7 @@ COLUMNS = "draft_columns"
 
 @dataclass(frozen=True)
 class Cycle:
-    """One round of a decode with all its rows, also those after the first rejected token.
+    """A round of a decode with all its rows, also those after the first rejected token.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
     """Return the cycles of one text as a shard, with rows in ``dtype``.
 
     Raises ValueError for rows that are not (K + 1, V) and (K, V); TypeError or ValueError for
-    draft token ids that are not integers below ``vocab``, and for positions beyond int32.
+    draft token ids that are not integers in [0, vocab), and for positions beyond int32.
     """
     counts = [len(cycle.draft_token_ids) for cycle in cycles]
     for cycle, count in zip(cycles, counts, strict=True):

@@ -142,11 +142,11 @@ class Expectation:
 def wilson(
     value: float, error: float, width: float, texts: int, low: float, span: float
 ) -> tuple[float, float]:
-    """Return Wilson's interval, ``width`` standard errors wide on each side, of a mean.
+    """Return Wilson's interval of a mean that lies in [low, low + span].
 
-    The mean lies in [low, low + span], which is the interval if a number is not finite. The number
-    of trials is that with which a share has this ``error``; for a mean at an end of its range,
-    ``texts``.
+    ``width`` is half the interval in standard errors. The number of trials is that with which a
+    share has this ``error``, or ``texts`` for a mean at an end of its range. The whole range is
+    returned if a number is not finite.
     """
     rate, spread = (value - low) / span, error / span
     if not np.isfinite([rate, spread]).all():
@@ -181,7 +181,7 @@ def expect(
     source : a trace or its folder.
     policy : a policy or its spec.
     verifier : a verifier or its name.
-    num_draft_tokens : longest draft, to which longer ones are cut; None for all logged tokens.
+    num_draft_tokens : K, to which longer drafts are cut; None for all logged tokens.
     behind_ends : whether places behind an end of text are counted, as some engines do.
     on_cycles : called from time to time with the number of rounds that are done.
 

@@ -97,7 +97,7 @@ class Knobs:
         self.errors: dict[float, Exception] = {}
 
     def at(self, width: int, level: float) -> Any:
-        """Return the run at K whose amount is ``level``, or None; ``solved`` keeps its x."""
+        """Return the run at K with the amount ``level``, or None; ``solved`` keeps its looseness."""
         points = self.spent[width]
         for step in range(1, MOST_STEPS):
             for x, amount in sorted(points.items()):
@@ -158,8 +158,9 @@ class Knobs:
     def _next(self, width: int, level: float, step: int) -> float | None:
         """Return the looseness to try next; None if no value is left to try.
 
-        First a point inside a bracket; else a step towards the level, inside the range and short of
-        values that raise errors; else, unless the family is trusted, a grid point off plateaus.
+        Returned is a point inside a bracket; without a bracket, a step towards the level that stays
+        in the range and short of values that raise errors; else, unless the family is trusted, a
+        point of the grid that is not on a plateau.
         """
         family, points = self.family, sorted(self.spent[width].items())
         tried = {*self.spent[width], *self.errors}
