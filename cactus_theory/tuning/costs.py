@@ -75,7 +75,7 @@ class Costs:
         Parameters
         ----------
         cost_ratio : c, the time to draft one token, over the time of a plain step.
-        verify_cost : plain steps that each drafted token adds to the target's pass and verification.
+        verify_cost : plain steps that each drafted token adds to the target's and verifier's work.
         fixed_cost : plain steps that a round takes whatever the number of drafted tokens.
         batch : number of texts decoded together.
 

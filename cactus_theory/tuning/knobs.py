@@ -97,7 +97,7 @@ class Knobs:
         self.errors: dict[float, Exception] = {}
 
     def at(self, width: int, level: float) -> Any:
-        """Return the run at K with the amount ``level``, or None; ``solved`` keeps its looseness."""
+        """Return the run at K with the amount ``level``, or None; ``solved`` has its looseness."""
         points = self.spent[width]
         for step in range(1, MOST_STEPS):
             for x, amount in sorted(points.items()):
