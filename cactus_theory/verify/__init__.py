@@ -1,4 +1,7 @@
-"""Verification of drafted tokens on tensors: accepted, recovered and bonus tokens out."""
+"""Verification of drafted tokens on tensors: which are accepted, and the token after them.
+
+The decode loop (:mod:`cactus_theory.decoding`), replays of traces and tests use these verifiers.
+"""
 
 from cactus_theory.verify.block import Block as Block
 from cactus_theory.verify.block import verify_block as verify_block

@@ -1,18 +1,18 @@
-r"""Verify a drafted path as a whole, so that one unlucky token does not end it.
+r"""Block verification: a drafted path is verified as a whole, so that one low coin cannot end it.
 
-With h the row that is to be emitted at each node and P_0 = 1, for i = 1..K
+Let h be the row to be emitted at each node, and P_0 = 1. For i = 1..K
 
 .. math:: P_i = \min\{1, P_{i-1} h(x_i)/p(x_i)\}, \qquad R_i = Σ_x (P_i h(x) − p(x))_+
 
-where R_i is of the row after x_i. Each i has a coin; it passes below
-R_i/(R_i + 1 − P_i) for i < K and below P_K for i = K. The last i that passes is how many
-tokens are accepted (none need pass). After i < K accepted tokens the next one comes from
-(P_i h − p)₊ normalised, after K from the target's own row.
+where h and p in R_i are the rows after x_i. P_i is the alive ratio of node i. Each i has a coin,
+which passes below R_i/(R_i + 1 − P_i) for i < K and below P_K for i = K. The number of accepted
+tokens is the last i whose coin passes, 0 if none does. After i < K accepted tokens the next token
+is drawn from (P_i h − p)₊ normalised, after K accepted tokens from the target's row.
 
-The token after a node that is reached has exactly the law h there, and node x_1..x_i is reached
-with probability p(x_1..x_i) P_i, the most that any verifier of one drafted path can have for
-this h. Source: Sun et al. 2024 (arXiv 2403.10444) for h = q; any h that depends on the text
-and P alone will do (THEORY.md, Theorem 12).
+The token after a reached node has exactly the law h. Node x_1..x_i is reached with probability
+p(x_1..x_i) P_i, the largest that any verifier of one drafted path can have for this h. Source: Sun
+et al. 2024 (arXiv 2403.10444) for h = q; any h that depends on the text and P alone will do
+(THEORY.md, Theorem 12).
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from cactus_theory.verify.walk import Walk, chains
 
 @register_verifier("block")
 class Block(Verifier):
-    """A drafted path is verified as a whole (:func:`verify_block`)."""
+    """Verify each drafted path as a whole (:func:`verify_block`)."""
 
     reaches_all_it_can = by_path = True
 
@@ -48,7 +48,7 @@ class Block(Verifier):
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict; on a CPU whole rows are read only where a decision needs them."""
+        """Return the verdict. On a CPU a vocabulary row is read only if a decision needs it."""
         if draft.token_ids.is_cuda:
             return block_on_device(assigned, target_probs, draft, accept, draw)
         walk = Walk(self, assigned, target_probs, draft, *chains(draft, accept, draw))
@@ -76,24 +76,24 @@ def verify_block(
     coins: Coins | None = None,
     validate: bool = True,
 ) -> Verdict:
-    """Verify each row's drafted path as a whole, then emit one more token per row.
+    """Verify each text's drafted path as a whole, then emit one more token per text.
 
-    Accepts at least as many tokens as :func:`verify_chain` in expectation, for the same row h
-    at every node. The next token has the law h wherever it does under the chain, too; the law of
-    whole texts differs from the chain's unless h = q, since bonus tokens, which come from the
-    target, fall at other places.
+    In expectation at least as many tokens are accepted as by :func:`verify_chain`, for the same
+    row h at every node. The next token at a node has the law h under both verifiers. The law of
+    whole texts differs between them unless h = q, since bonus tokens, which come from the target,
+    fall at other places.
 
     Parameters
     ----------
-    policy : one policy or its spec, or one per row; each with a row h of its own
-        (``FixedTarget``), or per proposal, such as Cactus (followed by its emitted law).
+    policy : one policy or spec, or a list of one per text. Each policy must have a row h
+        (``FixedTarget``) or be per proposal, such as Cactus, whose h is its emitted law.
     target_probs, draft_probs, draft_token_ids, generator, coins, validate : as for
         :func:`verify_chain`.
 
     Raises
     ------
     ValueError
-        As :func:`verify_chain`; a policy without a row of its own.
+        As :func:`verify_chain`; a policy that has no row h and is not per proposal.
     TypeError
         As :func:`verify_chain`.
 

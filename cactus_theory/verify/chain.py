@@ -1,4 +1,8 @@
-"""Verify one chain of drafted tokens per row, token by token; on a device all tokens at once."""
+"""Token-by-token verification of one drafted chain per text, by the policy's φ and g.
+
+On a CPU a vocabulary row is read only if a decision needs the whole row. On a CUDA device φ of all
+drafted tokens is computed at once.
+"""
 
 from collections.abc import Sequence
 
@@ -18,12 +22,12 @@ from cactus_theory.verify.walk import Walk, chains
 
 @register_verifier("chain")
 class Chain(Verifier):
-    """Tokens are accepted one by one, by φ and g of the policy alone (:func:`verify_chain`)."""
+    """Accept drafted tokens one by one, by the policy's φ and g alone (:func:`verify_chain`)."""
 
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict; on a CPU whole rows are read only where a decision needs them."""
+        """Return the verdict. On a CPU a vocabulary row is read only if a decision needs it."""
         ids = draft.token_ids
         if ids.is_cuda:
             return Verdict(ids, *chain_on_device(assigned, target_probs, draft, accept, draw))
@@ -32,7 +36,7 @@ class Chain(Verifier):
         return Verdict(ids, *walk.accepted_and_last(), paths=walk.paths)
 
     def law(self, assigned: Assignment, target_probs: Targets, draft: Draft) -> VerdictLaw:
-        """Return the exact law of the verdict: φ and g of every token."""
+        """Return the exact law of the verdict, from φ and g of every drafted token."""
         q, ids = target_probs.double(), draft.token_ids
         width = ids.shape[1]
         p = one_hot(ids, q) if draft.probs is None else draft.probs.double()
@@ -49,7 +53,7 @@ class Chain(Verifier):
             emitted[judged] = policy.emitted(*rows[:2])
         start = torch.ones_like(q[:, :1, 0])
         alive = torch.cat([start, accepted.cumprod(-1)], -1)
-        stop = alive * torch.cat([1 - accepted, start], -1)  # no token is accepted beyond the draft
+        stop = alive * torch.cat([1 - accepted, start], -1)  # no token is accepted after the draft
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
         last[batch, counts] = undrafted(assigned, q, counts)
@@ -66,30 +70,32 @@ def verify_chain(
     coins: Coins | None = None,
     validate: bool = True,
 ) -> Verdict:
-    """Accept drafted tokens up to the first rejection, then emit one more token per row.
+    """Accept each text's drafted tokens up to the first rejection, then emit one more token.
 
-    Token n at position i is accepted iff its coin < φ(n). After the first rejection the token
-    comes from the policy's residual law; if all were accepted, from the target row after them.
+    A text is one row of the batch; its coins are uniform random numbers on [0, 1). Drafted token n
+    at position i is accepted iff coin i is below the policy's acceptance probability φ(n). After
+    the first rejection a recovered token is drawn from the policy's residual distribution. If all
+    drafted tokens are accepted, a bonus token is drawn from the target row after them.
 
     Parameters
     ----------
-    policy : one policy or its spec, or one per row.
+    policy : one policy or spec, or a list of one per text.
     target_probs : (B, K + 1, V) target rows, the last one for the bonus token.
     draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
-    draft_token_ids : (B, K) int64; −1 ends a row's draft, and rows after it are not read.
-    generator : one torch.Generator, or one per row (a row then behaves as if alone).
-    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice fixed.
-    validate : check values and divide rows by their float64 sum; False does neither, but where
-        a token is to be decided by a row with NaN or drawn from one without mass it raises (on
-        CUDA, where nothing is read on the host, that token is −1).
+    draft_token_ids : (B, K) int64; −1 ends a text's draft, and draft rows after it are not read.
+    generator : one torch.Generator, or one per text (a text then behaves as if alone).
+    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice is fixed.
+    validate : check values and divide rows by their float64 sum. If False, neither is done. A row
+        with NaN that has to decide a token, or a row without mass that a token has to be drawn
+        from, still raises; on CUDA, where no value is read on the host, the token is −1 instead.
 
     Raises
     ------
     ValueError
         Shapes that do not match, rows that are not distributions, ids outside the vocabulary,
-        coins and a generator.
+        both coins and a generator.
     TypeError
-        Ids that are not int64, a policy that is none.
+        Ids that are not int64, a policy that is neither a policy nor a spec.
 
     Examples
     --------
@@ -108,7 +114,10 @@ def verify_chain(
 def chain_on_device(
     assigned: Assignment, q: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-    """Return accepted counts and the token after them, both (B,), from one residual a row."""
+    """Return each text's accepted count and the token after it, both (B,), on a device.
+
+    φ of all drafted tokens is computed at once; one residual a text, after the first rejection.
+    """
     assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
     if not width:
@@ -137,7 +146,7 @@ def chain_on_device(
 def _acceptance(
     policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, entries: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "batch K"]:
-    """Return φ of drafted tokens; an entrywise policy needs their entries of q and p alone."""
+    """Return φ of drafted tokens. An entrywise policy reads only their entries of q and p."""
     if isinstance(policy, Entrywise):
         return policy.acceptance_of(*entries)
     p = one_hot(ids, q) if p is None else p

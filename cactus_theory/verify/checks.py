@@ -1,4 +1,4 @@
-"""Checks of the functions on tensors: rows, ids, coins and policies."""
+"""Check rows, ids, coins and policies for ``verify_chain``, ``verify_block``, ``verify_tree``."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,10 @@ def verify_tensors(
     validate: bool,
     tree: Draft | None = None,
 ) -> Verdict:
-    """Verify tensors whose drafts end at −1; ``policy`` is one or one per row, or specs.
+    """Check the arguments of a ``verify_…`` function, then return the verifier's verdict.
 
-    Drafts are chains, or of the shape that ``tree`` declares.
+    ``policy`` is one policy or spec, or one per text. A text's draft ends at −1. Drafts are chains,
+    or have the shape that ``tree`` declares.
     """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
@@ -65,7 +66,7 @@ def verify_tensors(
     verdict = verifier.verify(assigned, q, draft, accept, draw)
     if not verdict.last.is_cuda and NO_TOKEN in (last := verdict.last.tolist()):
         row = last.index(NO_TOKEN)
-        rule = called(policies[row % len(policies)])  # rows that were checked are not to blame
+        rule = called(policies[row % len(policies)])  # rows are checked: the policy erred
         raise ValueError(
             f"{rule if validate else 'target_probs, draft_probs'}: rows that decide a token must "
             f"be distributions; got NaN, ∞ or no mass in row {row} of the batch, after "
@@ -75,7 +76,7 @@ def verify_tensors(
 
 
 def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
-    """Return the different policies of the rows (B,), and which of them judges each row."""
+    """Return which policy judges each text, with equal policies (B,) listed once."""
     different: list[Policy] = []
     for policy in policies:
         if policy not in different:  # a function's policy need not be hashable
@@ -95,7 +96,7 @@ def _checked(
     coins: Coins | None,
     tree: Draft | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return float64 normalised rows, or raise."""
+    """Check shapes and values; return target and draft rows divided by their float64 sums."""
     q = tensors.as_tensor("target_probs", target)
     if ids.ndim != 2 or q.ndim != 3:
         raise ValueError(
@@ -133,7 +134,7 @@ def _checked(
     )
     if p.shape != (shape := (batch, width, q.shape[-1])):
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
-    if tree is not None:  # nodes after which a token was sampled
+    if tree is not None:  # draft rows are read only at nodes after which a token was sampled
         for nodes, judged in zip(read, tree.first_after, strict=True):
             nodes[:] = False
             nodes[[*judged]] = True
@@ -141,7 +142,7 @@ def _checked(
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
-    """Return checked float64 rows; rows that are not ``used`` become one-hot, unread."""
+    """Return checked float64 rows. Rows that are not ``used`` become one-hot without being read."""
     one_hot = probs.new_zeros(probs.shape[-1])
     one_hot[:1] = 1.0  # float16 has no 1/V for a large vocabulary
     rows = torch.where(used[..., None], probs, one_hot)
@@ -152,7 +153,7 @@ def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
 def _check_ids(ids: Tensor, vocab: int) -> None:
     if ids.is_cuda or not ids.numel():
         return
-    own = ids.numpy()  # whose passes cost a fifth of torch's on a few ids
+    own = ids.numpy()  # on a few ids numpy's passes take a fifth of torch's time
     least, most = int(own.min()), int(own.max())
     if least < -1 or most >= vocab:
         wrong = most if most >= vocab else least

@@ -1,20 +1,20 @@
 """The contract of verifiers: a draft, target rows and coins in, a verdict out; their names.
 
 The decode loop, its caches and its meter depend on this file and on
-:mod:`~cactus_theory.verify.draft`, and on no particular verifier. A new one is one file with one
-:func:`register_verifier`.
+:mod:`~cactus_theory.verify.draft`, and on no particular verifier. A new verifier is one file with
+one :func:`register_verifier`.
 
-What a verifier may rely on:
+A verifier may rely on this:
 
-* Its rows and its draft are lent: it may read them until :meth:`Verifier.verify` returns, and
-  write into none. Rows need not be distributions: see ``last`` of
+* Target rows and draft are lent. The verifier may read them until :meth:`Verifier.verify` returns,
+  and writes into none. Rows need not be distributions: see ``last`` of
   :class:`~cactus_theory.verify.draft.Verdict`.
-* Its coins are independent and uniform on [0, 1): ``coins`` acceptance coins and ``draws`` draws
-  for each row of the batch.
-* Its policies have no tilt: rows come tilted (:meth:`Assignment.seen`).
-* Of a policy: φ, g and the emitted law; what its base class says (``Entrywise``, ``FixedTarget``,
-  ``SharedResidual``), its ``bounds``, ``highest`` and ``between``, and its ``row``, each with a
-  test of its own. What a policy ``declares`` is a claim, which no verifier reads.
+* Coins are independent and uniform on [0, 1). Each text has ``coins`` acceptance coins and
+  ``draws`` draws.
+* Policies have no tilt, because target rows arrive tilted (:meth:`Assignment.seen`).
+* Of a policy, a verifier may use φ, g and the emitted law; what the base class promises
+  (``Entrywise``, ``FixedTarget``, ``SharedResidual``); and ``bounds``, ``highest``, ``between`` and
+  ``row``. Each has a test. No verifier reads what a policy ``declares``, which is only a claim.
 """
 
 from abc import ABC, abstractmethod
@@ -37,19 +37,19 @@ Rows = Float[Tensor, "rows vocab"]
 
 @dataclass(frozen=True)
 class VerdictLaw:
-    """The exact law of a verdict given the draft, all coins integrated out; float64.
+    """The exact distribution of a verdict over all coins, given the drafted tokens; float64.
 
     Attributes
     ----------
     stop : (B, K + 1), probability that exactly i drafted tokens are accepted.
-    last : (B, K + 1, V), the law of the recovered or bonus token after i accepted ones.
-    alive : (B, K + 1), probability that at least i tokens are accepted, given the first i of
-        them and averaged over the drafted tokens that follow; ``alive[:, 0]`` is 1. Where
-        each token is decided by its own coin this is the tail of ``stop``.
-    emitted : (B, K, V), the law of the next token at row i given that i tokens are accepted
-        at least: what the meter charges.
+    last : (B, K + 1, V), the law of the recovered or bonus token after i accepted tokens.
+    alive : (B, K + 1), probability that at least i tokens are accepted, given the first i drafted
+        tokens and averaged over the later ones; ``alive[:, 0]`` is 1. If a separate coin decides
+        each token, as in a chain, ``alive`` is the tail sum of ``stop``.
+    emitted : (B, K, V), the law of the next token at node i given that at least i tokens are
+        accepted. The meter charges the divergence of this law from q.
 
-    Entries beyond the drafted tokens of a row are 0.
+    Entries beyond a text's drafted tokens are 0.
 
     Examples
     --------
@@ -72,10 +72,11 @@ class Verifier(ABC):
 
     Attributes
     ----------
-    reaches_all_it_can : class fact, whether each node is reached as often as any verifier of
-        one drafted path can reach it for the same rows h.
-    by_path : class fact, whether the law at a node may depend on how it was reached, as in blocks.
-    drafts : class fact, the shapes it verifies: ``chain``, ``tree``.
+    reaches_all_it_can : class attribute, whether each node is reached as often as any verifier of
+        one drafted path can reach the node for the same rows h.
+    by_path : class attribute, whether the law at a node may depend on the alive ratio with which
+        the node was reached, as in blocks.
+    drafts : class attribute, the shapes of drafts that are verified: ``chain``, ``tree``.
 
     Examples
     --------
@@ -95,28 +96,28 @@ class Verifier(ABC):
         return spec_of(self.name, self)
 
     def coins(self, drafted: int) -> int:
-        """Return the number of acceptance coins of a row with ``drafted`` tokens."""
+        """Return the number of acceptance coins of a text with ``drafted`` tokens."""
         return drafted
 
     def draws(self, depth: int) -> int:
-        """Return the most tokens that a row draws; ``draw`` has a column for each from two on."""
+        """Return the most draws of a text of this depth; ``draw`` is (B, draws) from 2 on."""
         return 1
 
     @abstractmethod
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict, from rows of the nodes (:class:`Draft`), unvalidated, and coins."""
+        """Return the verdict of drafts, from unvalidated target rows by node, and coins."""
 
-    def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: most verifiers ask nothing)
-        """Raise ValueError for a policy that this verifier cannot follow; a chain follows all."""
+    def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: chain needs no check)
+        """Raise ValueError for a policy that this verifier cannot verify; a chain verifies all."""
 
     def emitted(
         self, policy: Policy, target_probs: Rows, draft_probs: Rows, path: PathState
     ) -> Float[Tensor, "rows vocab"]:
         """Return the exact laws of the next token at nodes, float64, from rows that sum to 1.
 
-        ``path`` is how a verifier whose rows go ``by_path`` reached them.
+        ``path`` has the alive ratio of each node; only verifiers with ``by_path`` read it.
         """
         if self.by_path:
             h = policy.target(target_probs, draft_probs, path)
@@ -126,13 +127,16 @@ class Verifier(ABC):
 
     @property
     def emits_policy_rows(self) -> bool:
-        """Return whether the law at a node is the policy's own row there."""
+        """Return whether the law at a node is the policy's row there, unchanged by the verifier."""
         return type(self).emitted is Verifier.emitted
 
     def decide(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return :meth:`verify` with the nodes where tokens were emitted, for meters and others."""
+        """Apply tilts, verify, and return the verdict with the nodes where tokens were emitted.
+
+        Meters, ledgers and replays read these nodes.
+        """
         assigned, target_probs = assigned.seen(target_probs)
         verdict = self.verify(assigned, target_probs, draft, accept, draw)
         return self.followed(verdict, assigned, target_probs, draft)
@@ -140,7 +144,7 @@ class Verifier(ABC):
     def followed(
         self, verdict: Verdict, assigned: Assignment, target_probs: Targets, draft: Draft
     ) -> Verdict:
-        """Return a verdict with its paths: those of a verifier without any are made when read."""
+        """Return a verdict with ``paths``; nodes of a verifier without any are built when read."""
         if verdict.paths is not None:
             return verdict
         nodes = Nodes(self, assigned, target_probs, draft)
@@ -153,14 +157,14 @@ class Verifier(ABC):
         Raises
         ------
         NotImplementedError
-            A verifier that cannot be enumerated.
+            The verdicts of this verifier cannot be enumerated.
         """
         raise NotImplementedError(f"verifier: {self.name} has no enumerated law")
 
 
 @dataclass(frozen=True)
 class Followed:
-    """The path of a text whose verifier has no nodes: they are made where somebody asks."""
+    """The path of one text whose verifier built no nodes; :meth:`nodes` builds them."""
 
     round: Nodes
     verdict: Verdict
@@ -183,12 +187,12 @@ Kind = TypeVar("Kind", bound=Verifier)
 
 
 def register_verifier(name: str) -> Callable[[type[Kind]], type[Kind]]:
-    """Make a verifier available by name wherever one is chosen.
+    """Make a verifier available under a name, wherever a verifier is chosen by name.
 
     Raises
     ------
     ValueError
-        A name that is taken.
+        The name is taken.
 
     Examples
     --------
@@ -213,10 +217,10 @@ def verifiers() -> tuple[str, ...]:
 
 
 def find_verifier(verifier: str | Verifier) -> Verifier:
-    """Return the verifier of that name, or the verifier itself.
+    """Return the verifier of a name, or the verifier itself.
 
-    A name of one's own may be followed by options, ``name:option=value``. ``my_file.py:Mine`` is
-    read from its file.
+    ``name:option=value,…`` sets fields of a verifier that is a dataclass; the package's verifiers
+    have no options. ``my_file.py:Mine`` is read from that file.
 
     Raises
     ------
@@ -224,7 +228,7 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
         A name that is not registered, an option that the verifier does not have or that is
         given twice.
     OSError, TypeError
-        No such file; a file's name that is no verifier.
+        No such file; the file's object of that name is no verifier.
 
     Examples
     --------
@@ -240,7 +244,7 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
 
 
 def registered_verifier(verifier: str) -> Verifier:
-    """Return :func:`find_verifier` of a name from data: no file is read."""
+    """Return the verifier of a name that stands in a data file; no code file is read."""
     name, _ = parse_spec(str(verifier))
     return _with_options(VERIFIERS.find(name), verifier)
 

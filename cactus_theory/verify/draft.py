@@ -2,16 +2,16 @@
 
 Six words are used everywhere:
 
-target : the model whose answers are wanted; its distribution of the next token is the row q.
-draft : the model, or another source, that proposes tokens from the row p; also these tokens.
-accepted : a drafted token that the verifier keeps. The first one that it does not keep is rejected.
-recovered : the token that is drawn, from a residual distribution, in place of the rejected one.
-bonus : the token that is drawn after all drafted tokens were accepted, from the target, or from
-    what a policy with a tilt has in the target's place.
+target : the model whose answers are wanted. The target distribution of the next token is the row q.
+draft : the model, or another source, that proposes tokens from the row p; also the drafted tokens.
+accepted : a drafted token that the verifier keeps. The first token that is not kept is rejected.
+recovered : the token that is drawn, from a residual distribution, in place of the rejected token.
+bonus : the token that is drawn after all drafted tokens were accepted, from the target row, or from
+    the row that a policy with a tilt puts in the target's place.
 emitted : any token that the text gets: accepted, recovered or bonus. The emitted law h is the
     distribution of the token emitted at a node.
 
-:mod:`~cactus_theory.verify.contract` says what a verifier makes of drafts.
+:mod:`~cactus_theory.verify.contract` defines what verifiers do with drafts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,23 +36,24 @@ Draws = Float[Tensor, "batch *draws"]
 
 @dataclass(frozen=True)
 class Draft:
-    """Drafted tokens of a batch, and the law that they were drawn from at every node.
+    """Drafted tokens of a batch of texts, and the distribution that each was drawn from.
 
-    Node 0 of a row is its settled text, node i + 1 the text with drafted token i after the tokens
-    that this one follows. Rows of the target, laws and charges are those of nodes. In a chain
-    what follows node i is token i.
+    A row of the batch is one text. Node 0 is its settled text; node i + 1 is the text with drafted
+    token i, after the tokens that token i follows. Target rows, laws and charges belong to nodes.
+    In a chain token i follows node i.
 
     A drafter that has returned a draft does not write into the draft's lists and tensors until the
-    decode loop asks for the next draft.
+    decode loop calls for the next draft.
 
     Attributes
     ----------
-    token_ids : (B, K) int64; entries after the first ``counts`` of a row are ignored.
-    counts : drafted tokens of each row, at most K; a list, or a tensor on the device.
-    probs : (B, K, V) by node, the law that what follows node i was drawn from, or None if the
-        drafter is deterministic; arbitrary where nothing follows.
-    parents : (B, K) int64, the drafted token that each one follows, an earlier one, −1 for the
-        settled text; None for a chain, where each follows the one before it.
+    token_ids : (B, K) int64; entries after the first ``counts`` of a text are ignored.
+    counts : drafted tokens of each text, at most K; a list, or a tensor on the device.
+    probs : (B, K, V) by node, the row that the token after node i was drawn from, or None if the
+        drafter is deterministic; arbitrary where no token follows.
+    parents : (B, K) int64, the earlier drafted token that each token follows, −1 for the settled
+        text; None for a chain, where each token follows the token before it.
+    sampled, deterministic : (B, K) bool, of declared trees (:func:`cactus_theory.verify_tree`).
 
     Examples
     --------
@@ -73,11 +74,11 @@ class Draft:
 
     @property
     def is_chain(self) -> bool:
-        """Return whether this is a chain that declares no law of its nodes."""
+        """Return whether the draft is a chain and declares no sampled or deterministic tokens."""
         return self.sampled is None and self.parents is None
 
     def node(self, row: int, place: int) -> int:
-        """Return the node that a drafted token of a row follows: its law is that node's."""
+        """Return the node that a drafted token of a text follows."""
         return place if self.parents is None else int(self.parents[row, place]) + 1
 
     def path(self, row: int, place: int) -> list[int]:
@@ -89,7 +90,7 @@ class Draft:
 
     @cached_property
     def above(self) -> list[Sequence[int]]:
-        """Return by row the node that each drafted token follows."""
+        """Return by text the node that each drafted token follows."""
         if self.parents is None:
             return [range(count) for count in self.lengths]
         pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
@@ -102,7 +103,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> list[list[int]]:
-        """Return by row the depth of each node: the number of drafted tokens above it."""
+        """Return by text the depth of each node: the number of drafted tokens above it."""
         depths = []
         for above in self.above:
             row_depths = [0]
@@ -113,12 +114,12 @@ class Draft:
 
     @property
     def longest(self) -> list[int]:
-        """Return the length in tokens of the longest drafted path of each row."""
+        """Return the length in tokens of the longest drafted path of each text."""
         return self.lengths if self.parents is None else list(map(max, self.depths))
 
     @cached_property
     def fixed(self) -> list[list[list[int]]]:
-        """Return by row and node the deterministic ids after it, where laws are declared."""
+        """Return by text and node the deterministic ids after it, for declared trees."""
         assert self.sampled is not None
         flags = ~self.sampled if self.deterministic is None else self.deterministic
         fixed = [[[] for _ in range(count + 1)] for count in self.lengths]
@@ -128,14 +129,14 @@ class Draft:
         return fixed
 
     def judged(self, row: int, node: int) -> int | None:
-        """Return the place of the first token after a node, of declared ones that are sampled."""
+        """Return the place of the token judged after a node: the first, or first sampled, token."""
         if self.is_chain:
             return node if node < self.lengths[row] else None
         return self.first_after[row].get(node)
 
     @cached_property
     def first_after(self) -> list[dict[int, int]]:
-        """Return by row and node the place of that token, where there is one."""
+        """Return by text and node the place of the first token after it, or first sampled token."""
         kept = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
         rows = zip(self.above, kept.tolist(), strict=True)
         places = [[*compress(enumerate(above), on)] for above, on in rows]
@@ -160,12 +161,12 @@ class Assignment:
     Attributes
     ----------
     policies : the different policies.
-    choice : (B, K + 1) by node, index into ``policies`` of the one that judges the tokens after it
-        (in a chain: token i), and whose ``undrafted`` law is drawn from where none is; None if one
-        policy judges every token. The last entry of a shorter row stands for all that follow.
-    nodes : by row and node, the solved node that a schedule chose its policy by; a verifier follows
-        it and whoever charges the row asks it. None where no schedule has chosen so.
-    tilts, target : of policies that are without their tilts, these, and the target's rows.
+    choice : (B, K + 1) by node, index into ``policies`` of the policy that judges the tokens after
+        the node (in a chain: token i), and whose ``undrafted`` law is drawn from if no token
+        follows; None if one policy judges every token. The last entry also holds for later nodes.
+    nodes : (text, node) → the solved node by which a schedule chose the policy. Verifier and meter
+        use this node and do not solve its row again. None where no schedule has chosen so.
+    tilts, target : the tilts that were taken off the policies, and the target's rows without tilt.
 
     Examples
     --------
@@ -186,20 +187,20 @@ class Assignment:
         return [] if self.choice is None else self.choice.tolist()
 
     def number(self, row: int, node: int) -> int:
-        """Return the index of the policy that judges the tokens after a node of a row."""
+        """Return the index of the policy that judges the tokens after a node of a text."""
         if self.choice is None:
             return 0
         numbers = self._numbers[row]
         return numbers[min(node, len(numbers) - 1)]
 
     def policy(self, row: int, node: int) -> Policy:
-        """Return the policy that judges the tokens after a node of a row."""
+        """Return the policy that judges the tokens after a node of a text."""
         return self.policies[self.number(row, node)]
 
     def seen(self, target_probs: Targets) -> "tuple[Assignment, Targets]":
-        """Return the policies without their tilts, and the rows that they see: q^θ.
+        """Return the policies without their tilts, and the tilted rows q^θ that they read.
 
-        Without a tilt, and where these are such already, return both as they are.
+        If there is no tilt, or the tilts are off already, return assignment and rows unchanged.
         """
         tilts = tuple(map(tilt_of, self.policies))
         if self.target is not None or not any(tilts):
@@ -210,14 +211,17 @@ class Assignment:
         return bare, self.by_node([rows[tilt] for tilt in tilts])
 
     def by_node(self, values: Sequence[Tensor]) -> Tensor:
-        """Return ``values`` (B, nodes, …) by policy, as chosen at every node."""
+        """Return at every node the entry of the policy chosen there, of ``values`` by policy.
+
+        Each tensor of ``values`` is (B, nodes, …).
+        """
         if self.choice is None:
             return values[0]
         nodes = torch.arange(values[0].shape[1], device=self.choice.device)
         return self.chosen(values, slice(None), nodes.clamp(max=self.choice.shape[1] - 1))
 
     def chosen(self, values: Sequence[Tensor], *at: Any) -> Tensor:
-        """Return the entries, or rows, of ``values`` by policy that were chosen at indices."""
+        """Return at the indices ``at`` the entries, or rows, of the policy chosen there."""
         if self.choice is None:
             return values[0]
         choice, chosen = self.choice[at], values[0]
@@ -229,23 +233,22 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a verification step.
+    """The result of one verification step, for a batch of texts.
 
     Attributes
     ----------
     draft_token_ids : (B, K), as drafted.
     num_accepted : (B,) int64, without the recovered or bonus token.
-    last : (B,) int64, the recovered or bonus token that follows the accepted ones; −1 where
-        a row that decides it is no distribution (it has no mass, NaN or ∞).
-    path : (B, K) int64, the places in the draft of the accepted tokens, in order, −1 after
-        them; None where they are the first ones.
-    alive : (B, K) float64, the probability ratio with which each row of the target was reached
-        (:class:`VerdictLaw`), for verifiers whose policies may depend on it; None where they
-        do not. Known at charged rows only.
-    raised : (B, K) float64, h_n of the drafted tokens of deterministic drafts whose policy looked
-        ahead, NaN where it did not; None if there are none.
-    paths : the path of each row through its draft, whose ``nodes()`` are those where its tokens
-        were emitted, in order; None of a verifier that leaves them to
+    last : (B,) int64, the recovered or bonus token after the accepted tokens; −1 where a row that
+        decides the token is no distribution (no mass, NaN or ∞).
+    path : (B, K) int64, the places in the draft of the accepted tokens, in order, then −1; None if
+        the accepted tokens are the first drafted ones.
+    alive : (B, K) float64, the alive ratio of each target row (:class:`VerdictLaw`), known at
+        charged rows only; None for verifiers whose policies may not depend on it.
+    raised : (B, K) float64, h_n of the drafted tokens of deterministic drafts where the policy
+        looked ahead, NaN elsewhere; None if no policy looked ahead.
+    paths : the path of each text through its draft; ``nodes()`` of a path are the nodes where the
+        text's tokens were emitted, in order. None if the verifier leaves ``paths`` to
         :meth:`~cactus_theory.verify.contract.Verifier.decide`.
 
     Examples
@@ -269,7 +272,7 @@ class Verdict:
 
     @cached_property
     def accepted_token_ids(self) -> Int[Tensor, "batch K"]:
-        """Return the accepted tokens of each row, padded with arbitrary ids."""
+        """Return the accepted tokens of each text, padded with arbitrary ids."""
         if self.path is None:
             return self.draft_token_ids
         return self.draft_token_ids.gather(1, self.path.clamp(min=0))
@@ -284,7 +287,7 @@ class Verdict:
         return output.scatter_(1, accepted, self.last[:, None])
 
     def rows(self) -> list[list[int]]:
-        """Return the emitted ids of each row, as lists."""
+        """Return the emitted ids of each text, as lists."""
         columns = self.num_accepted[:, None], self.last[:, None]
         table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()  # one transfer
         return [[*ids[:count], token] for *ids, count, token in table]
@@ -296,6 +299,6 @@ class Verdict:
         return [None if of is None else of.tolist() for of in fields]
 
     def nodes(self, row: int) -> list[Any]:
-        """Return the nodes where a row's tokens were emitted, in order."""
-        assert self.paths is not None  # of a round that was decided
+        """Return the nodes where a text's tokens were emitted, in order."""
+        assert self.paths is not None  # ``decide`` has filled them in
         return self.paths[row].nodes()

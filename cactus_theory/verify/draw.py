@@ -1,6 +1,6 @@
-"""Draw tokens with uniform numbers (coins), and the coins from a generator.
+"""Draw tokens from rows with uniform random numbers (coins), and coins from a generator.
 
-Kernels draw alike, by parts: ``cactus_theory/kernels/_draws.py``.
+GPU kernels draw in the same way, by parts: ``cactus_theory/kernels/_draws.py``.
 """
 
 import torch
@@ -13,9 +13,9 @@ from cactus_theory.optimum.rows import loops
 Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]
 
-# tokens of a row that are added up at once, before a search looks at each of them
+# tokens whose masses are added up in one block, before a search looks at single tokens
 BLOCK = 512
-# id of a token whose row is no distribution
+# id that is returned in place of a token if the row is no distribution
 NO_TOKEN = -1
 
 
@@ -35,7 +35,7 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
 
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
-    """Draw as :func:`pick` from one row on the CPU."""
+    """Draw one token as :func:`pick`, from one row on the CPU."""
     if (compiled := loops()) is None:
         draws = torch.tensor([draw], dtype=torch.float64, device="cpu")
         return int(_pick_blocked(row[None], draws))
@@ -44,7 +44,10 @@ def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
 
 
 def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
-    """Look for the block first, as sums of blocks vectorise and a running sum does not."""
+    """Draw as :func:`pick`: find the block of tokens first, then the token within the block.
+
+    Sums of blocks vectorise; a running sum over the whole row does not.
+    """
     blocks = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % BLOCK))
     blocks = blocks.view(len(rows), -1, BLOCK)
     sums = blocks.sum(-1, dtype=torch.float64)
@@ -61,7 +64,10 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
 
 
 def _first_beyond(cumulative: Tensor, threshold: Tensor) -> Int[Tensor, "rows 1"]:
-    """Return the first index beyond a threshold, that of the total if this was rounded up to it."""
+    """Return the first index with cumulative mass above a threshold.
+
+    If rounding lifted the threshold to the total, return the first index that has the total.
+    """
     index = torch.searchsorted(cumulative, threshold, right=True)
     last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
     return torch.minimum(index, last).clamp(max=cumulative.shape[-1] - 1)  # NaN is beyond all
@@ -73,10 +79,11 @@ def toss(
     generator: Generators,
     later_draws: Int[Tensor, "batch"] | None = None,
 ) -> Coins:
-    """Return (accept (B, width), draw (B,)) uniform on [0, 1), float64.
+    """Return coins (accept (B, width), draw (B,)), uniform on [0, 1), float64.
 
-    With one generator a row, a row takes its own length plus one numbers, so that it
-    behaves as if it were alone. So do ``later_draws`` of each row, (B, 1 + most), after these.
+    With one generator per text, a text takes only as many numbers as its length plus one, so that
+    its coins do not depend on the other texts. ``later_draws`` (B,) adds that many draws to each
+    text, taken from the generator afterwards; ``draw`` is then (B, 1 + most).
     """
     if later_draws is not None:
         accept, first = toss(lengths, width, generator)

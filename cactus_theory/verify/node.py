@@ -1,8 +1,8 @@
-"""A node of a drafted path: its rows, how it was reached, and the law h emitted there.
+"""A node of a drafted path: its rows, the alive ratio of the path, and the law h emitted there.
 
 A node solves its law at most once, when the law is first read. The verifier reads whether a coin
 passes and the residual; the meter, a ledger, schedules and replays read the node's charge. On a CPU
-the policy's row is solved and measured by compiled loops. The row h is written out only if the
+compiled loops solve the policy's row and measure its charge. The row h is written out only if the
 policy has no compiled row, or if ``law`` is read.
 """
 
@@ -32,18 +32,19 @@ from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.draw import pick_one
 from cactus_theory.verify.on_device import raised_entries
 
-# numpy's on a CPU, a tensor on a device
+# a numpy array on a CPU, a tensor on a device
 Row = Any
-# most entries of rows that policies are asked for in one call: they stay near the core
+# most row entries that a policy computes in one call, so that the rows stay in the CPU's cache
 ENTRIES = 2**15
 UNCHARGED = Charge(0.0, 0.0, 0.0)
 KL = read_divergence("kl")
 
 
 class Residual:
-    """The row (s q − p)₊ that a recovered token is drawn from, unnormalised.
+    """The unnormalised row (s q − p)₊ that a recovered token is drawn from.
 
-    Some ids have ``levels`` of their own instead of s. Without ``p`` it is s q, for a bonus token.
+    ``scale`` is s. ``levels`` maps some token ids to other values of s. Without ``p`` the row is
+    s q, as for a bonus token.
     """
 
     def __init__(
@@ -59,41 +60,41 @@ class Residual:
     @property
     def row(self) -> Float[np.ndarray, "vocab"]:
         """Return the row, float64."""
-        with np.errstate(invalid="ignore"):  # of ∞, which a draw refuses
+        with np.errstate(invalid="ignore"):  # ∞ gives NaN, and a draw from NaN returns NO_TOKEN
             row = self.q.astype(np.float64) * self.scale
             return np.maximum(row - self.p if len(self.p) else row, 0.0)
 
     @property
     def mass(self) -> float:
-        """Return its sum."""
+        """Return the sum of the row."""
         if (compiled := loops()) is None:
             return float(self.row.sum())
         return compiled.left_mass(self.q, self.p, self.scale)
 
     def draw(self, draw: float) -> int:
-        """Return the token that a coin draws, NO_TOKEN where nothing is left."""
+        """Return the token that a coin draws, NO_TOKEN if the row has no mass, NaN or ∞."""
         if (compiled := loops()) is None:
             return pick_one(torch.from_numpy(self.row), draw)
         return compiled.draw_left(self.q, self.p, self.scale, draw)
 
 
 class Node:
-    """A place of a drafted path with the law that one policy emits there, solved when asked.
+    """One node of a drafted path, with the law h that one policy emits there, solved on demand.
 
-    Rows are views of the round's, in one precision: numpy's on a CPU, tensors on a device. Whoever
-    keeps a node beyond its round takes a :meth:`copy`.
+    Rows are views of the round's rows, in one precision: numpy arrays on a CPU, tensors on a
+    device. To keep a node beyond the round, take a :meth:`copy`.
 
     Attributes
     ----------
-    verifier, policy : who decides there, and by which policy.
-    q : (V,), the target's row.
-    p : (V,), the row that ``token`` was drawn from; None where it was certain, or there is none.
-    token : the drafted token that is judged there; None where nothing was drafted, or only tokens
-        that are deterministic beside each other.
-    alive : P, the alive ratio with which a verifier of blocks reached the node; 1 in a chain.
-    raised : h of the token where the policy looked ahead along a deterministic draft, else NaN.
-    fixed : the deterministic tokens of a tree's node.
-    untilted : (V,), the target's row where q is that of its tilt (Theorem 28), else None.
+    verifier, policy : the verifier and the policy that decide at the node.
+    q : (V,), the target's row; with a tilt the tilted row q^θ.
+    p : (V,), the row that ``token`` was drawn from; None if ``token`` is deterministic or None.
+    token : the drafted token that is judged at the node; None if nothing was drafted, or if a tree
+        has only deterministic tokens there.
+    alive : P, the alive ratio with which block verification reached the node; 1 in a chain.
+    raised : h of ``token`` if the policy looked ahead along a deterministic draft, else NaN.
+    fixed : the deterministic tokens drafted after a node of a tree.
+    untilted : (V,), the target's row if ``q`` is its tilted row (Theorem 28), else None.
     """
 
     def __init__(
@@ -103,11 +104,12 @@ class Node:
     ) -> None:  # fmt: skip
         self.verifier, self.policy, self.q, self.p, self.token = verifier, policy, q, p, token
         self.alive, self.raised, self.fixed, self.untilted = alive, raised, fixed, untilted
-        self.chosen: int | None = None  # the child kept, −1 for none, where a tree looks ahead
+        # the child kept in a deterministic tree under regret, −1 for none; None elsewhere
+        self.chosen: int | None = None
         self.last_charge: tuple[Divergence | None, Charge] = None, UNCHARGED
 
     def copy(self) -> "Node":
-        """Return this node with rows of its own."""
+        """Return a copy of this node whose rows are copies."""
         q, p, own = (None if row is None else row * 1 for row in (self.q, self.p, self.untilted))
         path = self.token, self.alive, self.raised, self.fixed
         return Node(self.verifier, self.policy, q, p, *path, own)
@@ -119,18 +121,21 @@ class Node:
 
     @property
     def is_known(self) -> bool:
-        """Return whether h has been solved or written."""
+        """Return whether h is already known: solved by the compiled row, or stored as ``law``."""
         return self.solved.is_solved if self.solved is not None else "law" in self.__dict__
 
     @property
     def is_written(self) -> bool:
-        """Return whether the policy has to write h: it is neither solved nor the target's."""
+        """Return whether the policy has to write h: h is neither solved nor the target's row."""
         by_policy = self.drafted or self.policy.moves_undrafted or self.untilted is not None
         return self.solved is None and by_policy
 
     @property
     def lossless(self) -> bool:
-        """Return whether h is the target's row, seen and not claimed: such a node is charged 0."""
+        """Return whether h is the target's row itself, so that the node is charged exactly 0.
+
+        The row h decides, not a policy's declaration.
+        """
         if self.untilted is not None:
             return False
         if self.solved is not None:
@@ -139,7 +144,7 @@ class Node:
 
     @cached_property
     def drawn_from(self) -> Any:
-        """Return the row that the judged token was drawn from, one-hot where it was certain."""
+        """Return the row that the judged token was drawn from, one-hot if it is deterministic."""
         if self.p is not None:
             return self.p
         row = self.q * 0
@@ -148,7 +153,7 @@ class Node:
 
     @cached_property
     def offers(self) -> Any:
-        """Return the row that policies see as the draft's: the selection law of drafted tokens.
+        """Return the draft row that policies read: the selection law of the tokens drafted here.
 
         Where nothing was drafted, return q.
         """
@@ -161,7 +166,10 @@ class Node:
 
     @cached_property
     def solved(self) -> NodeRow | None:
-        """Return the policy's row at this node; None where h is to be written, or there is none."""
+        """Return the compiled row that solves h on a CPU, or None where ``law`` computes h.
+
+        None also if nothing was drafted.
+        """
         if not (
             self.drafted and self.verifier.emits_policy_rows and isinstance(self.q, np.ndarray)
         ):
@@ -175,17 +183,17 @@ class Node:
             assert self.policy.look_ahead is not None
             return self.policy.look_ahead.row(self.q, self.token, self.raised, self.alive)
         p = self.offers if self.policy.highest > 1 else self.q  # else h = q, whatever is drafted
-        # a node with P = 0 is never reached; bands are not defined there
+        # a node with P = 0 is never reached; bands are not defined at P = 0
         return self.policy.row(self.q, p, self.verifier.by_path and self.alive or 1.0)
 
     @cached_property
     def target(self) -> Float[Tensor, "vocab"]:
-        """Return the target's row, float64, of sum 1."""
+        """Return the target's row without tilt, float64, with sum 1."""
         return normalised(_tensor(self.q if self.untilted is None else self.untilted))
 
     @cached_property
     def law(self) -> Float[Tensor, "vocab"]:
-        """Return h, float64, of sum 1: the target's own row where the policy returns this."""
+        """Return h, float64, with sum 1; the object ``target`` if the policy returns this row."""
         if self.solved is None or (self.solved.compiled and loops() is None):
             write_laws([self])
             return self.__dict__["law"]
@@ -195,15 +203,15 @@ class Node:
 
     @property
     def accepts_by_phi(self) -> bool:
-        """Return whether a chain judges the token by φ alone, without a row h."""
+        """Return whether the verifier judges the token by φ, so that h need not be known."""
         by_row = isinstance(self.policy, FixedTarget) and not isinstance(self.policy, Entrywise)
         return not self.verifier.by_path and not by_row
 
     def exceeds(self, share: float) -> bool:
-        """Return whether P h_n/p_n, or φ, of the token exceeds a share; if not, h is solved.
+        """Return whether P h_n/p_n of the token, or φ, exceeds ``share``; if not, h is solved.
 
-        A share is a coin in a chain, and 1 in a block. A band is compared with r = share × p_n/q_n
-        (Theorem 15), and solved only if that does not tell.
+        ``share`` is the coin in a chain, and 1 in a block. For a band r = share × p_n/q_n is tried
+        first (Theorem 15); the band is solved only if r does not decide.
         """
         row = self.solved
         if row is None or isinstance(row, OneTokenRow) or (self.fixed and self.policy.highest > 1):
@@ -216,7 +224,7 @@ class Node:
 
     @cached_property
     def ratio(self) -> float:
-        """Return P h_n/p_n of the token, solved; φ where a chain judges by it."""
+        """Return P h_n/p_n of the token, with h solved; φ where a chain judges by φ."""
         assert (token := self.token) is not None  # no other node is judged
         row, p = self.solved, self.drawn_from
         if row is None and self.accepts_by_phi:
@@ -237,7 +245,7 @@ class Node:
 
     @property
     def next_alive(self) -> float:
-        """Return P after the token: min(1, P h_n/p_n)."""
+        """Return P of the node after the token: min(1, P h_n/p_n)."""
         return min(1.0, self.ratio)
 
     def residual(self) -> Residual:
@@ -250,7 +258,7 @@ class Node:
         if row is not None:
             row.upper_exceeds(math.inf)
             levels = dict(row.levels)
-            for token in self.fixed if self.policy.highest > 1 else ():  # by their selection law
+            for token in self.fixed if self.policy.highest > 1 else ():  # raised by selection law
                 levels[token] = row.raised(token, self.q[token], self.offers[token])
             return Residual(self.q, p, row.left, levels)
         if p is None:
@@ -262,7 +270,7 @@ class Node:
         return self.__dict__["recovered"]
 
     def h(self, token: int) -> float:
-        """Return h of a token."""
+        """Return h of one token."""
         if self.lossless:
             return float(self.target[token])
         if self.solved is None or (self.solved.compiled and loops() is None):
@@ -274,7 +282,7 @@ class Node:
     def directions(self) -> tuple[float, float, float]:
         """Return entropy, surprise and agreement of h (:func:`cactus_theory.emitted.directions`).
 
-        They add up over the tokens of a text as charges do.
+        Each of the three adds up over the tokens of a text, as charges do.
         """
         q, law = self.q, NodeRow(1.0) if self.lossless else self.solved
         if loops() is None or not isinstance(q, np.ndarray):
@@ -293,9 +301,9 @@ class Node:
         return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_t - h_t, both - square)
 
     def charge(self, divergence: Divergence | None = None) -> Charge:
-        """Return D(h‖q), the acceptance and the mass raised off the head, computed once.
+        """Return D(h‖q), the acceptance and the mass raised off the head; the result is kept.
 
-        The divergence is the policy's ``unit`` unless it is named.
+        The divergence is the policy's ``unit`` by default.
         """
         divergence = divergence or self.policy.unit
         if self.last_charge[0] != divergence:
@@ -304,10 +312,10 @@ class Node:
 
 
 class Nodes:
-    """The nodes of a round's draft, from the target's rows (B, K + 1, V) and the draft's.
+    """The nodes of a round's drafts, from the target's rows (B, K + 1, V) and the draft's.
 
-    Rows are kept in one precision, and half precision is read as float32. ``q`` are those that
-    policies see, of the ``target``'s tilt where they have one.
+    Rows are kept in one precision, and half precision is read as float32. ``q`` holds the rows that
+    policies read: tilted rows for policies with a tilt, whose rows without tilt are ``target``.
     """
 
     def __init__(
@@ -333,7 +341,7 @@ class Nodes:
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """Return by text the children kept at nodes, of deterministic trees under regret."""
+        """Return by text the child kept at each node, for deterministic trees under ``regret``."""
         draft, found = self.draft, dict[int, list[int]]()
         if draft.sampled is None or not isinstance(self.q, np.ndarray):
             return found
@@ -346,10 +354,10 @@ class Nodes:
         return found
 
     def at(self, row: int, node: int, alive: float = 1.0, accepted: int | None = None) -> Node:
-        """Return a node: the one that its policy was chosen by, if there is one.
+        """Return a node; if a schedule chose its policy by a node, return that node.
 
-        The token that is judged there is the sampled one of a declared tree, else the ``accepted``
-        one, by its place, or the first that follows.
+        The token judged there is the sampled token in a declared tree. Elsewhere it is the drafted
+        token at the place ``accepted``, or the first token after the node if ``accepted`` is None.
         """
         if self.assigned.nodes is not None and (row, node) in self.assigned.nodes:
             return self.assigned.nodes[row, node]
@@ -372,7 +380,7 @@ class Nodes:
 def nodes_of_rows(
     verifier: Any, policy: Policy, q: Tensor, p: Tensor, alive: Sequence[float] | None = None
 ) -> list[Node]:
-    """Return the nodes of rows (R, V) after each of which one token was sampled from p."""
+    """Return a node for each of the rows (R, V), after which one token was sampled from p."""
     ids = torch.zeros(len(q), 1, dtype=torch.int64, device=q.device)
     draft = Draft(ids, [1] * len(q), p[:, None])
     nodes = Nodes(verifier, Assignment((policy,)), q[:, None], draft)
@@ -380,7 +388,7 @@ def nodes_of_rows(
 
 
 def _readable(rows: Tensor) -> Row:
-    """Return rows as numpy's, where they are on a CPU and it has their precision."""
+    """Return rows as numpy arrays if on a CPU and in a precision of numpy, else as they are."""
     rows = rows.detach()
     return rows.numpy() if rows.dtype in DECIDED and not rows.is_cuda else rows
 
@@ -395,7 +403,7 @@ def _tensor(row: Row) -> Tensor:
 
 
 def _together(nodes: Iterable[Node], kind: Callable[[Node], Any]) -> Iterator[list[Node]]:
-    """Yield nodes that one policy is asked for in one call."""
+    """Yield groups of nodes that one call of a policy can compute together."""
     groups: dict[Any, list[Node]] = {}
     for node in nodes:
         groups.setdefault((id(node.policy), id(node.verifier), kind(node)), []).append(node)
@@ -405,13 +413,13 @@ def _together(nodes: Iterable[Node], kind: Callable[[Node], Any]) -> Iterator[li
 
 
 def stacked(nodes: Sequence[Node], name: str) -> Float[Tensor, "nodes vocab"]:
-    """Return the rows of that name of nodes."""
+    """Return the rows that nodes have under the attribute ``name``, (nodes, V)."""
     rows = [_tensor(getattr(node, name)) for node in nodes]
     return torch.stack(rows) if len(rows) > 1 else rows[0][None]
 
 
 def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Compute φ, or h, of all nodes whose policy has no compiled row: one call a policy."""
+    """Compute φ, or h, at all nodes whose policy has no compiled row: one call for each policy."""
     asked = [node for node in nodes if node.solved is None and not node.is_known]
     if len(asked) > 1:
         ask_phi(node for node in asked if node.accepts_by_phi)
@@ -420,7 +428,7 @@ def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
 
 
 def ask_phi(nodes: Iterable[Node]) -> None:
-    """Compute φ of the drafted tokens at nodes, one call a policy, and store it as ``ratio``."""
+    """Compute φ of the tokens judged at nodes, one call a policy; store it as ``ratio``."""
     for group in _together(nodes, lambda node: None):
         q, p = (stacked(group, name) for name in ("q", "drawn_from"))
         ids = torch.tensor([[node.token] for node in group], device=q.device)
@@ -430,7 +438,7 @@ def ask_phi(nodes: Iterable[Node]) -> None:
 
 
 def ask_recovered(nodes: Iterable[Node]) -> None:
-    """Compute the residuals at nodes that are judged by φ, one call a policy, and store them."""
+    """Compute the residuals at nodes judged by φ, one call a policy; store them."""
     for group in _together(nodes, lambda node: None):
         q, p = (stacked(group, name) for name in ("q", "drawn_from"))
         ids = torch.tensor([node.token for node in group], device="cpu")
@@ -440,7 +448,7 @@ def ask_recovered(nodes: Iterable[Node]) -> None:
 
 
 def write_laws(nodes: Iterable[Node]) -> None:
-    """Compute the laws h of nodes, one call a policy, and store each as ``law``."""
+    """Compute the laws h of nodes, one call a policy; store each as ``law``."""
     for group in _together(nodes, lambda node: (node.drafted, math.isnan(node.raised))):
         q, first = normalised(stacked(group, "q")), group[0]
         if first.drafted:
@@ -457,7 +465,7 @@ def write_laws(nodes: Iterable[Node]) -> None:
 
 
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
-    """Compute the charges of nodes: in compiled loops where there are any, else in torch."""
+    """Compute and store the charges of nodes: in compiled loops if there are any, else in torch."""
     nodes = [node for node in nodes if node.last_charge[0] != divergence]
     if divergence == REGRET:
         for node in nodes:
@@ -473,7 +481,7 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
     for node, charge in zip(nodes, charges, strict=True):
         if not node.drafted:
             charge = charge._replace(accepted=0.0)
-        elif not isinstance(node.policy, FixedTarget | PerProposal):  # it is not Σ min(p, h)
+        elif not isinstance(node.policy, FixedTarget | PerProposal):  # not Σ min(p, h)
             q, p = (normalised(_tensor(row)) for row in (node.q, node.offers))
             accepted = (p * node.policy.acceptance_row(q, p)).sum(-1)
             charge = charge._replace(accepted=float(accepted))

@@ -1,4 +1,4 @@
-"""Blocks in torch, from every row: on a device, and for the exact law."""
+"""Block verification in torch, from whole rows: on a device, and for the exact law."""
 
 import math
 
@@ -15,10 +15,10 @@ from cactus_theory.verify.draw import NO_TOKEN, pick
 def block_on_device(
     assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> Verdict:
-    """Return the verdict of paths on a device, from tensors alone.
+    """Return the verdict of drafted paths on a device, by block verification in tensors.
 
-    Nothing is read on the host, but by policies that solve their rows there: the root of a band of
-    p/P, a round trip for each of its steps.
+    No value is read on the host, except by policies whose rows are solved there: the root of a
+    band of p/P takes one round trip for each step.
     """
     ids = draft.token_ids
     walk = Blocks(assigned, target_probs, draft)
@@ -27,17 +27,17 @@ def block_on_device(
     accepted = torch.nn.functional.pad(passed, (1, 0)).amax(-1)  # 0 where nothing was drafted
     last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
     alive = walk.alive[:, :-1]
-    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # NaN rows: no coin decides there
+    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # rows with NaN: no coin can decide
     last = torch.where(undecided, NO_TOKEN, last)
     return Verdict(ids, accepted, last, alive=alive, raised=walk.raised)
 
 
 class Blocks:
-    """Alive ratios, thresholds and laws of a batch of paths, node after node.
+    """Alive ratios, thresholds and laws of a batch of drafted paths, computed node after node.
 
-    ``alive`` (B, K + 1) is P, 0 beyond a row's drafted tokens, ``value`` (B, K + 1) what each coin
-    is compared with, 1 at 0, and ``emitted`` (B, K, V) h. Rows of ``last`` (B, K + 1, V) are
-    proportional to the law of the next token if the path ends there.
+    ``alive`` (B, K + 1) is P, 0 beyond a text's drafted tokens. ``value`` (B, K + 1) is the
+    threshold below which each coin passes, 1 at node 0. ``emitted`` (B, K, V) is h. Rows of
+    ``last`` (B, K + 1, V) are proportional to the law of the next token if the path ends there.
     """
 
     def __init__(self, assigned: Assignment, q: Targets, draft: Draft) -> None:
@@ -81,7 +81,10 @@ class Blocks:
 def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
 ) -> Float[Tensor, "texts K"] | None:
-    """Return h_n along deterministic chains, NaN where their policy looks not ahead, or None."""
+    """Return h_n of drafted tokens where policies look ahead along deterministic chains, (B, K).
+
+    Entries of other policies are NaN. None if no policy looks ahead, or the draft was sampled.
+    """
     ahead = [policy.look_ahead for policy in assigned.policies]
     if draft.sampled is not None or draft.probs is not None or not any(ahead):
         return None
@@ -99,7 +102,7 @@ def raised_entries(
 def undrafted(
     assigned: Assignment, q: Targets, nodes: Int[Tensor, "batch"]
 ) -> Float[Tensor, "batch vocab"]:
-    """Return the row by text that a token is drawn from where nothing was drafted."""
+    """Return by text the row that a token is drawn from at nodes where nothing was drafted."""
     batch = torch.arange(len(nodes), device=nodes.device)
     laws = [policy.undrafted(q[batch, nodes]) for policy in assigned.policies]
     last = 0 if assigned.choice is None else assigned.choice.shape[1] - 1

@@ -1,10 +1,10 @@
-r"""Verify a tree of drafted tokens: blocks, deterministic trees and mixtures in one walk.
+r"""Verify a tree of drafted tokens: blocks, deterministic trees and mixtures of them in one walk.
 
-Every node has deterministic children T, fixed by what stands above them, and at most one child that
-was drawn from a row r. The sampled child is judged as a block along a run of sampled children,
-towards the h of the node's selection law p°, computed from nothing that was drawn there; whatever
-token comes out, if it is a child, the walk goes on there, else the round ends. The next token is a
-child as often as any rule for these drafts can make it (THEORY.md, Theorems 21 and 22).
+Every node has deterministic children T, fixed by the text above them, and at most one child that
+was drawn from a row r. From a node, the run of sampled children is judged as a block, towards the
+row h of the node's selection law p°, which is computed from nothing that was drawn there. If the
+token that comes out is a child, the walk goes on at this child; else the round ends. The next
+token is a child as often as any rule for these drafts can make it (THEORY.md, Theorems 21, 22).
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,21 @@ from cactus_theory.verify.walk import Descent, Walk, index_of
 
 @register_verifier("tree")
 class Tree(Block):
-    """Walks down a tree of deterministic and sampled tokens, whose runs are judged as blocks."""
+    """Walk down a tree of deterministic and sampled tokens; runs of sampled tokens are blocks."""
 
     drafts = ("chain", "tree")
 
     def draws(self, depth: int) -> int:
-        """Return the depth + 1: each token drawn that is a drafted child takes another draw."""
+        """Return depth + 1: each draw that gives a drafted child is followed by another draw."""
         return depth + 1
 
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict; rows are read on the CPU, and only at the nodes of a walk.
+        """Return the verdict. Rows are read on the CPU, and only at the nodes of a walk.
 
-        ValueError for a tree without declared laws, or with two tokens sampled after a node.
+        Raises ValueError for a tree that does not declare which tokens were sampled, or that has
+        two tokens sampled after one node.
         """
         draws = draw[:, None] if draw.ndim == 1 else draw
         if draft.is_chain:
@@ -61,7 +62,7 @@ class Tree(Block):
             runs = [walk.run() for walk in walking]
             Walk(self, assigned, q, draft, runs, index_of(runs)).backwards()
             walking = [walk for walk in walking if walk.goes_on()]
-        ids, table = draft.token_ids, []  # by row: number and last token, and accepted places
+        ids, table = draft.token_ids, []  # by text: number and last token, and accepted places
         for walk in walks:
             path = walk.accepted()
             padding = [-1] * (ids.shape[1] - len(path))
@@ -73,7 +74,7 @@ class Tree(Block):
 def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
-    """Return the draft of declared trees; ``sampled`` None is all tokens with rows, else none."""
+    """Return the draft of declared trees; ``sampled`` as for :func:`verify_tree`."""
     tensors.check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:
@@ -96,6 +97,7 @@ def declared_tree(
 
 
 def _check_family(ids: Tensor, parents: Tensor) -> None:
+    """Raise ValueError unless parents come before their children and siblings are different."""
     place = torch.arange(ids.shape[1], device=ids.device)
     if bool(((parents < -1) | (parents >= place)).any()):
         raise ValueError(f"parents: each must be −1 or an earlier token; got {parents.tolist()}")
@@ -122,39 +124,41 @@ def verify_tree(
     coins: Coins | None = None,
     validate: bool = True,
 ) -> Verdict:
-    """Walk down each row's tree of drafted tokens, then emit one more token per row.
+    """Walk down each text's tree of drafted tokens, then emit one more token per text.
 
-    Node 0 of a row is its text, node i + 1 the text with drafted token i after those that it
-    follows. At every node that is reached the next token has the policy's law h, for the draft
-    row that stands for all tokens drafted there (:func:`selection_law`).
+    Node 0 of a text is the text so far; node i + 1 is the text with drafted token i, after the
+    tokens that token i follows. At every node that is reached the next token has the policy's law
+    h. The draft row of h is the selection law, which stands for all tokens drafted at the node
+    (:func:`selection_law`).
 
     Parameters
     ----------
-    policy : one policy or its spec, or one per row, as for :func:`verify_block`.
+    policy : one policy or spec, or a list of one per text, as for :func:`verify_block`.
     target_probs : (B, K + 1, V) target rows by node.
-    draft_probs : (B, K, V) by node, the row that its sampled child was drawn from; not read
-        where there is none, and None if nothing was sampled.
-    draft_token_ids : (B, K) int64; −1 ends a row's tree. Siblings are different tokens: one that
-        was sampled and is deterministic, too, is one node.
-    parents : (B, K) int64, the earlier drafted token that each one follows, −1 for the text.
+    draft_probs : (B, K, V) by node, the row that the node's sampled child was drawn from; not read
+        at nodes without a sampled child, and None if nothing was sampled.
+    draft_token_ids : (B, K) int64; −1 ends a text's tree. Siblings are different tokens: a token
+        that was sampled and is also deterministic is one node.
+    parents : (B, K) int64, the earlier drafted token that each token follows, −1 for the text.
     sampled : (B, K) bool, the tokens drawn from their node's row, at most one a node; by default
-        all of them if there are rows, else none.
-    deterministic : (B, K) bool, the tokens that were fixed before the one beside them was drawn; by
+        all tokens if there are rows, else none.
+    deterministic : (B, K) bool, the tokens that were fixed before the sampled sibling was drawn; by
         default all that were not sampled. Tokens that are neither may be walked to, and change
         no law.
-    generator : one torch.Generator, or one per row (a row then behaves as if alone).
+    generator : one torch.Generator, or one per text (a text then behaves as if alone).
     coins : (accept (B, K), draw (B, D + 1)) in [0, 1) for trees of depth D: a coin for each
-        drafted token, and one for each token that is drawn from a row, in order.
-    validate : check values and divide rows by their float64 sum; False does neither, but where
-        a token is to be drawn from what is no distribution it raises.
+        drafted token, and a coin for each token that is drawn from a row, in order.
+    validate : check values and divide rows by their float64 sum. If False, neither is done, but
+        a token that has to be drawn from a row that is no distribution still raises.
 
     Raises
     ------
     ValueError
         As :func:`verify_block`; parents that do not come before their children, equal siblings,
-        two sampled ones, sampled tokens without rows.
+        two sampled siblings, sampled tokens without rows.
     TypeError
-        Ids or parents that are not int64, flags that are not bool, a policy that is none.
+        Ids or parents that are not int64, flags that are not bool, a policy that is neither a
+        policy nor a spec.
 
     Examples
     --------

@@ -1,10 +1,10 @@
-"""The walk along drafted paths on a CPU: where a coin ends it, forwards, backwards, down a tree.
+"""Follow drafted paths on a CPU, and find where a coin ends each path: chains, blocks, trees.
 
-Drafted entries answer most coins (:meth:`Policy.bounds`); where they do not, the node there is
-asked (:class:`~cactus_theory.verify.node.Node`). A chain asks forwards up to the first coin that
-does not pass; a block follows the alive ratio P forwards, and looks backwards for the last coin
-that passes. In a tree a path is a run of sampled tokens; the token drawn at its end may be a
-deterministic child, and the walk goes on from it.
+The drafted token's q_n and p_n decide most coins (:meth:`Policy.bounds`). Only for the other coins
+is a row read, by a node (:class:`~cactus_theory.verify.node.Node`). A chain moves forwards to the
+first coin that does not pass. A block follows the alive ratio P forwards, then looks backwards for
+the last coin that passes. In a tree a path is a run of sampled tokens; if the token drawn at its
+end is a deterministic child, the walk goes on from this child.
 """
 
 import math
@@ -25,20 +25,21 @@ from cactus_theory.verify.draw import NO_TOKEN
 from cactus_theory.verify.node import Node, Nodes, Residual, ask_recovered, ask_together
 from cactus_theory.verify.on_device import raised_entries
 
-# indices of entries of rows: of the batch, of nodes, of tokens
+# index arrays of single row entries: of texts, of nodes, of tokens
 Index = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Path:
     """Drafted tokens of one text, each after the one before: a chain, or a path down a tree.
 
-    Token i follows node ``places[i]`` and leads to the next one; ``row`` is that of the batch.
-    ``draw`` draws the token that ends the path. ``alive`` is P at the nodes, as far as it is known.
+    ``row`` is the text's row in the batch. Token i follows node ``places[i]`` and leads to node
+    ``places[i + 1]``. The coin ``draw`` draws the token that ends the path. ``alive`` is P at the
+    nodes, as far as P is known.
 
-    ``count`` is how many tokens have a law to judge them by, ``cut`` whether the next one has none:
-    its row of probabilities is NaN there, and the path ends before it. NaN that is elsewhere shows
-    where a row is drawn from. ``accepted`` and ``last`` are how many tokens are accepted and the
-    one that follows them, as far as they are known.
+    ``count`` is the number of tokens that can be judged. ``cut`` says that the token after them has
+    NaN for its entry of q or p, so that the path ends before this token. NaN in other entries is
+    found when a token is drawn from the row. ``accepted`` is the number of accepted tokens and
+    ``last`` the token after them, as far as they are known.
     """
 
     cut = False
@@ -59,11 +60,11 @@ class Path:
         self.made: dict[int, Node] = {}
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that the accepted tokens and the one after them were emitted at."""
+        """Return the nodes where the accepted tokens and the token after them were emitted."""
         return [self.node(place) for place in range(self.accepted + 1)]
 
     def node(self, place: int) -> Node:
-        """Return the node before a token, or that at the end."""
+        """Return the node before the token at ``place``, or the node at the end."""
         if place not in self.made:
             alive = self.alive[place] if place < len(self.alive) else 1.0
             self.made[place] = self.walk.at(self.row, self.places[place], alive)
@@ -75,9 +76,10 @@ class Path:
         return self.cut and self.accepted == self.count
 
     def end(self) -> None:
-        """End after the accepted tokens, with one from what is left there.
+        """End the path after the accepted tokens, and draw the token after them from the residual.
 
-        Where rounding leaves nothing it is drawn from q; NaN is no rounding.
+        Where rounding leaves the residual without mass the token is drawn from q. A residual with
+        NaN stays undecided.
         """
         if self.is_undecided:
             return
@@ -89,9 +91,9 @@ class Path:
             self.last = Residual(node.q).draw(self.draw)
 
     def advance(self) -> bool:
-        """Follow P from token to token as far as entries suffice; return whether a row is needed.
+        """Follow P from token to token while entries decide it; return whether a row is needed.
 
-        A ratio of 0 stays 0: such a path is not followed any further.
+        Once P is 0 it stays 0, so such a path is not followed any further.
         """
         alive, low, high = self.alive, self.low, self.high
         while alive[-1] and (place := len(alive) - 1) < self.count:
@@ -112,10 +114,11 @@ class Path:
         return False
 
     def last_open(self, place: int) -> int:
-        """Return the last node up to a place whose coin may pass, as far as P and entries tell.
+        """Return the last node up to ``place`` whose coin may pass, by P and entries alone.
 
-        A coin of P or more fails. So does a coin that fails with (P q − p)₊ in place of the
-        residual (P h − p)₊, for policies with h between q and p: such a row is not solved.
+        The coin passes below R/(R + 1 − P), which is at most P, so a coin of P or more fails. If h
+        lies between q and p, R is at most Σ (P q − p)₊; a coin that fails with this sum fails with
+        R, too, and the node's row need not be solved.
         """
         while place and (missing := 1 - self.alive[place]):
             coin = self.coins[place - 1]
@@ -133,10 +136,10 @@ class Path:
         return place
 
     def ends_at(self, place: int) -> bool:
-        """Return whether the coin before an open node passes: below R/(R + 1 − P).
+        """Return whether the coin of a node that may pass does pass: below R/(R + 1 − P).
 
-        R is Σ (P h − p)₊. P = 1 passes, whatever rounding makes of R: what is below such a node is
-        biased. The coin before the end was compared with P.
+        R is Σ (P h − p)₊. P = 1 always passes, even if rounding makes R = 0: the walk must not
+        return to tokens below, as rejection biased them. ``last_open`` compared the end's coin.
         """
         missing = 1 - self.alive[place]
         if not place or not missing or place == self.count:
@@ -146,7 +149,7 @@ class Path:
 
 
 class Walk(Nodes):
-    """The rows of a round of drafted paths, and their nodes."""
+    """The paths of a round, with their nodes and the drafted tokens' entries of q and p."""
 
     def __init__(
         self, verifier: Any, assigned: Assignment, q: Float[Tensor, "texts nodes vocab"],
@@ -165,14 +168,19 @@ class Walk(Nodes):
                     path.count, path.cut = int(lawless.argmax()), True
 
     def bound(self, bounds: Iterable[Sequence[Tensor]]) -> None:
-        """Give each path the bounds of its tokens, from those by policy, low and high."""
+        """Give each path the lower and upper bounds of its tokens, from bounds by policy."""
         at = self.index[:2]
         sides = [self.assigned.chosen(own, *at).tolist() for own in zip(*bounds, strict=True)]
         for path, *own in zip(self.paths, *sides, strict=True):
             path.low, path.high = own
 
     def forwards(self) -> None:
-        """Accept token by token, up to the first coin that is not below φ."""
+        """Accept tokens one by one, up to the first coin that is not below φ (a chain).
+
+        In each pass of the loop every path moves on while bounds on φ decide its coins. The nodes
+        at which paths then wait are computed together, and each node decides one coin. A path
+        leaves the loop at its first coin that fails, or at the end of its draft.
+        """
         self.bound(map(self._least, self.assigned.policies))
         waiting = list(self.paths)
         while waiting:
@@ -208,20 +216,23 @@ class Walk(Nodes):
             path.end()
 
     def _least(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
-        """Return bounds on φ of each drafted token by its entries, φ twice where they tell."""
+        """Return bounds on φ of each drafted token by its entries, φ twice where they are exact."""
         if isinstance(policy, Entrywise):
             return (accepted := policy.acceptance_of(self.q_n, self.p_n)), accepted
         low, high = policy.bounds(self.q_n, self.p_n)
         if low is high:
             return low, low
-        # a row's sum may miss 1 and move a bound as far: close calls are the policy's
+        # a row's sum may miss 1 and move a bound by as much, so the policy decides close calls
         low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.rows.dtype])
         return low, torch.full_like(low, math.inf)
 
     def backwards(self) -> None:
-        """Follow P forwards as far as a later coin could still pass; end at the last that does.
+        """Find the last coin of each path that passes, and end the path there (a block).
 
-        P = 1 always passes and a coin above P never, so few residuals are summed.
+        First P is followed forwards, as far as a later coin could still pass; a node is solved
+        where entries do not decide P. Then coins are compared from the last such node backwards,
+        and the first coin found to pass is the last of its path. Node 0 always passes, so the
+        search ends. P = 1 always passes and a coin above P never, so few residuals are summed.
         """
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         counts, raised = [path.count for path in self.paths], None
@@ -258,30 +269,30 @@ class Walk(Nodes):
             path.end()
 
     def _widen(self, path: Path, q_n: Sequence[float], p_n: Sequence[float]) -> None:
-        """Widen a drafted token's bounds where it, or a token beside it, is deterministic.
+        """Widen the bounds of tokens at nodes with deterministic tokens.
 
-        There a band has the bounds of tokens that are sampled alone.
+        The bounds of a band hold for a token that is sampled alone.
         """
         for place, token in enumerate(path.ids):
             at = path.row, path.places[place]
             fixed, policy = self.draft.fixed[at[0]][at[1]], self.assigned.policy(*at)
             if not fixed or policy.highest <= 1:
                 continue
-            if self.at(*at).solved is None:  # P is not known yet
+            if self.at(*at).solved is None:  # P is not known here yet, so no bound is
                 path.low[place], path.high[place] = 0.0, math.inf
             elif token in fixed:
                 most = policy.highest * q_n[place]
                 path.high[place] = most / p_n[place] if p_n[place] > 0 else math.inf
 
     def accepted_and_last(self) -> tuple[Int[Tensor, "paths"], Int[Tensor, "paths"]]:
-        """Return the accepted count of each path and the token after it."""
+        """Return the number of accepted tokens of each path, and the token after them."""
         accepted = np.array([path.accepted for path in self.paths], np.int64)
         last = np.array([path.last for path in self.paths], np.int64)
         return torch.from_numpy(accepted), torch.from_numpy(last)
 
 
 def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Index]:
-    """Return each text's drafted chain as a path, with the indices of its tokens."""
+    """Return each text's drafted chain as a path, with the indices of its tokens in the rows."""
     batch, width = draft.token_ids.shape
     ids, draws, coins = draft.ids, draw.tolist(), accept.tolist()
     paths = [
@@ -292,9 +303,9 @@ def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Inde
 
 
 class Descent:
-    """The walk down one row's tree: paths of sampled tokens, joined by deterministic ones.
+    """The walk down one text's tree: runs of sampled tokens, joined by deterministic tokens.
 
-    The drafted tokens follow the nodes ``above``. The walk is at ``node``.
+    ``above`` has the node that each drafted token follows. ``node`` is where the walk stands.
     """
 
     def __init__(self, draft: Draft, row: int, coins: Any, draws: Any) -> None:
@@ -313,7 +324,7 @@ class Descent:
         self.node = 0
 
     def nodes(self) -> list[Node]:
-        """Return the nodes that the tokens were emitted at, in order."""
+        """Return the nodes where the text's tokens were emitted, in order."""
         return [node for run in self.runs for node in run.nodes()]
 
     def accepted(self) -> list[int]:
@@ -333,12 +344,12 @@ class Descent:
         return self.runs[-1]
 
     def goes_on(self) -> bool:
-        """Move past the judged path; return whether the token drawn after it is a drafted child."""
+        """Move past the judged run; return whether the token drawn after it is a drafted child."""
         run = self.runs[-1]
         end = run.places[run.accepted]
         children = zip(self.above, self.ids, strict=False)
         caught = [place for place, child in enumerate(children) if child == (end, run.last)]
-        # a rejected token is drawn again only by rounding, and the tokens below it are biased
+        # only rounding can draw a rejected token again; the tokens below it are biased, so stop
         if not caught or caught[0] == self.sampled_child.get(end):
             return False
         self.node = caught[0] + 1
@@ -346,7 +357,7 @@ class Descent:
 
 
 def index_of(paths: Sequence[Path]) -> Index:
-    """Return the indices of the tokens of paths; those beyond a path's last one are arbitrary."""
+    """Return the row indices of the tokens of paths, arbitrary beyond a path's last token."""
     nodes, ids = np.zeros((2, len(paths), max(path.count for path in paths)), dtype=np.int64)
     for number, path in enumerate(paths):
         nodes[number, : path.count] = path.places[:-1]
