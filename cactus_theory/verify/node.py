@@ -109,7 +109,7 @@ class Node:
         self.last_charge: tuple[Divergence | None, Charge] = None, UNCHARGED
 
     def copy(self) -> "Node":
-        """Return a copy of this node whose rows are copies."""
+        """Return this node with copies of its rows, which stay valid after the round."""
         q, p, own = (None if row is None else row * 1 for row in (self.q, self.p, self.untilted))
         path = self.token, self.alive, self.raised, self.fixed
         return Node(self.verifier, self.policy, q, p, *path, own)
