@@ -1,4 +1,4 @@
-"""The policies; importing a policy's file registers it."""
+"""The policies. Importing this package registers every policy of the package by name."""
 
 from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
     raised,

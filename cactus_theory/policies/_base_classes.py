@@ -1,4 +1,4 @@
-"""Shapes that many policies have: a row h, a ceiling of drafted entries, a row of every token."""
+"""Base classes of policies: a shared residual, a fixed row h, a ceiling by entries, proposals."""
 
 from abc import abstractmethod
 
@@ -22,10 +22,10 @@ from cactus_theory.policies.policy import (
 
 
 class SharedResidual(Policy):
-    """Policies with one residual law per row, whichever token was rejected."""
+    """Policies whose residual law depends on the row, but not on the token that was rejected."""
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return pφ + (1 − A)·g, O(V) a row."""
+        """Return pφ + (1 − A)·g, in O(V) for a row."""
         q, p = float64_rows(q, p)
         accepted = p * self.acceptance_row(q, p)
         refused = (p - accepted).clamp(min=0.0)  # g is read only for tokens that can be rejected
@@ -34,13 +34,13 @@ class SharedResidual(Policy):
 
 
 class FixedTarget(Policy):
-    """Lossless speculative sampling on a row h that does not depend on the drafted token.
+    """Policies that emit a row h in place of q: lossless speculative sampling with target h.
 
-    φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is h and the acceptance
-    Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
+    h does not depend on the drafted token. φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is
+    h and the acceptance Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
     """
 
-    row_is_emitted = True  # None is no answer of ``target``
+    row_is_emitted = True  # ``target`` must return a row, not None
 
     @abstractmethod
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
@@ -63,23 +63,24 @@ class FixedTarget(Policy):
 
 
 class Entrywise(Policy):
-    """Accept n with min(1, c(q_n, p_n)/p_n); the residual is (s·q − p)₊ over its sum, s of q_n, c.
+    """Policies that accept by the drafted token's entries: φ(n) = min(1, c/p_n) with a ceiling c.
 
-    A verifier needs one pass over a row, only after a rejection (THEORY.md, Theorem 16). A subclass
-    with a ``target`` h must have h_n = c where c < p_n, and h_n ≥ p_n elsewhere: of what is
-    rejected nothing comes back to a rejected token.
+    c is a function of q_n and p_n. The residual is (s·q − p)₊ over its sum, with a scale s that is
+    a function of q_n and c. A verifier needs one pass over a row, only after a rejection
+    (THEORY.md, Theorem 16). A subclass with a ``target`` h must have h_n = c where c < p_n, and
+    h_n ≥ p_n elsewhere, so that no rejected mass returns to a token that can be rejected.
     """
 
     @abstractmethod
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return c, from float64 entries; 0 where the token may not be emitted."""
+        """Return the ceiling c, from float64 entries; 0 where the token may not be emitted."""
 
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
-        """Return s of the residual after the token was rejected."""
+        """Return the scale s of the residual after the token was rejected: 1 by default."""
         return torch.ones_like(q_n)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, c/p_n): only the drafted entries are read."""
+        """Return min(1, c/p_n). Only the drafted entries of the rows are read."""
         q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
         return self.acceptance_of(q_n, p_n)
 
@@ -88,7 +89,7 @@ class Entrywise(Policy):
         return accept_probability(self.ceiling(q_n, p_n), p_n)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return min(1, c/p_n), exact below 1."""
+        """Return min(1, c/p_n) as both bounds, but ∞ as the upper bound where it is 1."""
         accepted = self.acceptance_of(q_n, p_n)
         return accepted, torch.where(accepted < 1, accepted, torch.inf)
 
@@ -101,11 +102,11 @@ class Entrywise(Policy):
 
 
 class PerProposal(Entrywise):
-    r"""A policy given by γ as a function of q_n alone, with γ ≥ q_n.
+    r"""Policies that raise the drafted token to γ, a function of q_n alone with γ ≥ q_n.
 
-    The drafted token is raised to γ and the rest of q scaled down: :math:`h^{(n)}_n = γ_n` and
-    :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`. Every token has its own row
-    h⁽ⁿ⁾; the emitted law is none of them, and ``emitted`` returns it (THEORY.md, Theorem 4).
+    The rest of q is scaled down: :math:`h^{(n)}_n = γ_n` and :math:`h^{(n)}_i = s_n q_i` with
+    :math:`s_n = (1−γ_n)/(1−q_n)`. So the row h⁽ⁿ⁾ depends on the drafted token n. The emitted law
+    is none of these rows; ``emitted`` returns it (THEORY.md, Theorem 4).
     Source: Hao & Mou 2026 (arXiv 2604.04987).
 
     Examples
@@ -136,7 +137,7 @@ class PerProposal(Entrywise):
         if self.delta == float("inf"):
             return (q_n > 0).double()
         inner = (q_n > 0) & (q_n < 1)
-        if not q_n.is_cuda and bool(inner.all()):  # no limits to handle: a few passes fewer
+        if not q_n.is_cuda and bool(inner.all()):  # no limits to handle, so fewer passes
             return torch.maximum(self.raised(q_n), q_n).clamp_(max=1.0)
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
@@ -153,14 +154,15 @@ class PerProposal(Entrywise):
         return torch.where(ceiling > q_n, scale, 1.0)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return the emitted law: a proposal depends on the drafted token, its law does not."""
+        """Return the emitted law, which is a row h for all drafted tokens, as no proposal is."""
         return self.emitted(q, p)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return the exact emitted law in O(V log V) a row.
+        """Return the exact emitted law in O(V log V) for a row.
 
         out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊: prefix sums of the refusable tokens, sorted by s.
+        Z_n = Σ_y (s_n q_y − p_y)₊. Terms are positive only for s_n > p_x/q_x. So if the tokens that
+        can be rejected are sorted by falling s, both sums are differences of prefix sums.
         """
         shape, vocab = q.shape, q.shape[-1]
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
@@ -174,7 +176,7 @@ class PerProposal(Entrywise):
         return law.reshape(shape)
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
-        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, from sums indexed by the count of s_n > p_x/q_x."""
+        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, by prefix sums up to the count of s_n > p_x/q_x."""
         lost = (p - gamma).clamp_(min=0.0)
         scale = torch.where(lost > 0, self.scale(q, gamma), -torch.inf)
         scale, order = scale.sort(-1, descending=True)

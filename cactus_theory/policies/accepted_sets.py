@@ -1,4 +1,4 @@
-"""Accept by the target's row alone: a set of tokens, or each token by its own entry."""
+"""Policies that accept by the target's row alone: a set of tokens, or each token by its entry."""
 
 import math
 from abc import abstractmethod
@@ -31,7 +31,7 @@ from cactus_theory.policies.registry import register
 
 
 class AcceptedSet(SharedResidual):
-    """Accept n iff it is in a set of tokens, else emit what ``recover`` says.
+    """Accept n iff n is in a set of tokens; a rejected token is replaced as ``recover`` says.
 
     ``argmax`` is the likeliest token (the smallest index on ties), ``target`` a draw from q,
     ``accepted`` a draw from q among the accepted tokens.
@@ -58,7 +58,7 @@ class AcceptedSet(SharedResidual):
 
 
 def among_likeliest(q: Rows, k: int) -> Bool[Tensor, "*batch vocab"]:
-    """Return which tokens are among the k likeliest, with ties and q > 0."""
+    """Return which tokens are among the k likeliest, all ties at the k-th place included; q > 0."""
     likeliest = q.topk(min(k, q.shape[-1]), -1).values
     return (q >= likeliest[..., -1:]) & (q > 0)
 
@@ -66,18 +66,18 @@ def among_likeliest(q: Rows, k: int) -> Bool[Tensor, "*batch vocab"]:
 @register("relaxed")
 @dataclass(frozen=True)
 class Relaxed(AcceptedSet):
-    r"""Accept n iff it is among the k largest of q and :math:`q_n ≥ \max q − δ`, positive, too.
+    r"""Accept n iff n is among the k largest of q, :math:`q_n ≥ \max q − δ` and :math:`q_n > 0`.
 
-    Recovers as ``recover`` says, see :class:`AcceptedSet`. Bounds no divergence, is not between p
-    and q, and may accept less than lossless sampling. At k = 1 it accepts the likeliest token
-    alone: lossless where the target is greedy, and nowhere else. Tokens that tie for the k-th place
-    are all accepted; an engine accepts k.
+    A rejected token is replaced as ``recover`` says, see :class:`AcceptedSet`. No divergence is
+    bounded, the emitted law is not between p and q, and acceptance may be below lossless
+    sampling. At k = 1 the likeliest token alone is accepted: lossless where the target is greedy,
+    and nowhere else. Tokens that tie for the k-th place are all accepted; an engine accepts k.
 
-    Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``.
-    TensorRT-LLM: k=1, delta=0, in its example 10, 0.01; Modular MAX: 10, 0.6; ATOM: 10, 0.6 where
-    it is switched on, 8, 0.5 before. TensorRT-LLM and ATOM emit the likeliest token after a
-    refusal (``recover=argmax``). They also accept tokens of probability 0 if δ admits them; this
-    policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
+    Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``. Their k and
+    delta: TensorRT-LLM 1 and 0, in its example 10 and 0.01; Modular MAX 10 and 0.6; ATOM 10 and 0.6
+    where it is switched on, 8 and 0.5 before. TensorRT-LLM and ATOM emit the likeliest token after
+    a rejection (``recover=argmax``). They also accept tokens of probability 0 if δ admits them;
+    this policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
     ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
     """
 
@@ -101,11 +101,11 @@ class Relaxed(AcceptedSet):
 @register("top_k")
 @dataclass(frozen=True)
 class TopK(AcceptedSet):
-    """Accept n iff it is among the target's k likeliest tokens (ties accepted, q_n > 0).
+    """Accept n iff n is among the target's k likeliest tokens (ties accepted, q_n > 0).
 
-    Recovers from q among them. (The published code recovers ∝ 1 − p there, and accepts tokens with
-    q = 0 where k exceeds the support.) Source: the top-k baseline of Hao & Mou 2026 (arXiv
-    2604.04987) and its repository.
+    A rejected token is replaced by a draw from q among these k tokens. (The published code draws
+    ∝ 1 − p there, and accepts tokens with q = 0 where k exceeds the support.) Source: the top-k
+    baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
     """
 
     k: Count
@@ -125,11 +125,12 @@ class TopK(AcceptedSet):
 @register("typical")
 @dataclass(frozen=True)
 class Typical(AcceptedSet):
-    r"""Accept n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever its draft probability.
+    r"""Accept n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever p_n is.
 
-    Recovers the most likely token of q (smallest index on ties) or a draw from q. Bounds
-    no divergence, is not between p and q, and may accept less than lossless sampling. It rounds a
-    program with cross-entropy (THEORY.md, Theorem 27). alpha defaults to √ε. Source: Cai et al.
+    A rejected token is replaced by the likeliest token of q (smallest index on ties) or by a draw
+    from q. No divergence is bounded, the emitted law is not between p and q, and acceptance may be
+    below lossless sampling. For α ≤ 1 the accepted tokens are those to which a program with
+    cross-entropy gives all mass (THEORY.md, Theorem 27). alpha defaults to √ε. Source: Cai et al.
     2024 (Medusa, arXiv 2401.10774), section 2.3.1.
     """
 
@@ -139,7 +140,7 @@ class Typical(AcceptedSet):
     knob = "epsilon"
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return 1 above ε, the largest threshold of any row."""
+        """Return lower bound 1 above ε, the largest threshold of any row, else 0; upper bound 1."""
         return (q_n > self.epsilon * (1 + TIE)).double(), torch.ones_like(q_n)
 
     @property
@@ -153,7 +154,7 @@ class Typical(AcceptedSet):
         return (alpha * (-_entropy(q)).exp()).clamp(max=self.epsilon)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return 1 where q_n exceeds the threshold: of a row its entropy is needed alone."""
+        """Return 1 where q_n exceeds the threshold. Of the whole row only the entropy is needed."""
         q = ungraphed(q)
         return (q.gather(-1, n).double() > self.threshold(q) * (1 + TIE)).double()
 
@@ -176,19 +177,19 @@ def _entropy(q: Rows) -> Float[Tensor, "*batch 1"]:
 @register("thresholds")
 @dataclass(frozen=True)
 class Thresholds(Policy):
-    r"""Accept n with probability :math:`\min(1, q_n/a)`, and surely from :math:`q_n ≥ s` on.
+    r"""Accept n with probability :math:`\min(1, q_n/a)`, and always where :math:`q_n ≥ s`.
 
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 
-    with a = ``acc`` and s = ``single``; draft probabilities are not read. At 1, 1 (SGLang's
-    defaults) it draws x from q by itself and accepts the drafted token iff it is x: lossless, and
-    Σ p q ≤ 1 − TV(p, q) is accepted, whatever the draft. So does any decode that compares drafts
-    with the target's own samples. Below,
-    :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of what is rejected x takes at most
-    :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. The same for deterministic drafts.
+    with a = ``acc`` and s = ``single``; draft probabilities are not read. With a = s = 1 (SGLang's
+    defaults) the policy in effect draws x from q and accepts the drafted token iff the token is x.
+    This is lossless for any draft and accepts Σ p q ≤ 1 − TV(p, q). Every decoder that compares
+    drafts with samples of the target accepts so. For smaller a or s :math:`h_x ≤ q_x/\min(a, s)`:
+    φ ≤ q/min(a, s), and of the rejected mass x takes at most
+    :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. All this holds for deterministic drafts, too.
 
-    The engine tests coin ≤ q/a and so emitted tokens of probability 0 at coin 0 (sglang#35771);
-    here the test is strict, and they are refused at s = 0 too. Source:
+    The engine tests coin ≤ q/a, and so emitted tokens of probability 0 at coin 0 (sglang#35771).
+    Here the test is strict, and tokens of probability 0 are rejected at s = 0, too. Source:
     ``speculative_sampling.cuh``, ``--speculative-accept-threshold-single`` and ``-acc``.
     """
 
@@ -215,11 +216,11 @@ class Thresholds(Policy):
         return torch.where(sure, 1.0, accepted)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return φ: the rest of the row is not needed."""
+        """Return φ as both bounds, since φ reads no other entry of the row."""
         return (accepted := self.accept_entries(q_n)), accepted
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return φ, which reads q_n alone."""
+        """Return φ, from q_n alone."""
         return self.accept_entries(ungraphed(q).gather(-1, n).double())
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:

@@ -1,4 +1,4 @@
-"""The band as a policy, within a budget or at a price; in a block that of p/P (``alive``)."""
+"""The band, the best row within a divergence budget or at a price, as a policy."""
 
 import math
 from collections.abc import Iterable
@@ -24,38 +24,40 @@ from cactus_theory.policies.policy import TIE, Entries, PathState, Rows
 from cactus_theory.policies.registry import register
 from cactus_theory.policies.tilt import Tilted, colder
 
-# the word for the ids that end a text
+# the word that stands for the ids that end a text
 EOS = "eos"
 
 
 @register("band")
 @dataclass(frozen=True)
 class Band(Tilted, FixedTarget):
-    r"""Verify against the best row within the budget: :math:`h = \mathrm{clip}(p, aq, bq)`.
+    r"""Emit the best row within the budget, the band: :math:`h = \mathrm{clip}(p, aq, bq)`.
 
-    By ``delta`` every row may spend that much divergence; by ``price``, in tokens per unit of
-    divergence, every row spends until one more unit buys less than that much acceptance, which
-    is the best way to share a budget among rows. Accept n with min(1, b q_n/p_n). Source:
-    THEORY.md, Theorem 7; for reverse_kl this is mentored decoding (Tran-Thien 2023; Tran-Thien &
-    Nock, arXiv 2609.30474), which keeps ``per_row`` in blocks.
+    With ``delta`` every row may spend that much divergence. With ``price``, in tokens per unit of
+    divergence, every row spends until one more unit would gain less acceptance than the price;
+    this is the best way to share a budget among rows. A drafted token n is accepted with
+    min(1, b q_n/p_n). Source: THEORY.md, Theorem 7. For reverse_kl the band is mentored decoding
+    (Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474), which is ``per_row`` in blocks.
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.rows`). A deterministic draft (greedy,
-    n-gram) is known to its end, so that under KL its law is the best of all laws of blocks
-    (:mod:`cactus_theory.optimum.look_ahead`). Every row keeps the band it would have by itself
-    with ``per_row``, for comparisons, within a budget, at a price of 0, and for Rényi's
-    divergence, whose price depends on what a row spends.
+    P, the band of p/P (:mod:`cactus_theory.optimum.rows`). The tokens of a deterministic draft
+    (greedy, n-gram) are known in advance, so that under KL the band's law is the best of all laws
+    of blocks (:mod:`cactus_theory.optimum.look_ahead`). With ``per_row`` every row keeps the band
+    of p, for comparisons. Rows keep this band also within a budget, at a price of 0, and for
+    Rényi's divergence, whose price depends on what a row spends.
 
-    With ``head`` only the likeliest tokens rise, those of at least that share of the likeliest
-    one's probability: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on this head and 1
-    off it (Theorem 24). 0 is the band, 1 raises the likeliest alone. A price of 0 then accepts
-    what may be accepted so, and not everything. Beside siblings it is lawful, not the best.
+    With ``head`` only likely tokens are raised: tokens with at least that share of the likeliest
+    token's probability. :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on this head and 1
+    off it (Theorem 24). ``head=0`` is the band; ``head=1`` raises the likeliest token alone. Even a
+    price of 0 then does not accept everything. Beside siblings in a tree this row emits its
+    declared law, but is not the best.
 
-    Tokens of ``floor`` are never less likely than under the target, those of ``hold`` exactly as
-    likely, at every prefix: token ids, as ``2+151645`` (Theorem 25). ``eos`` stands for the ids
-    that end a text, for whoever knows them (:meth:`at_ends`). Held ends of text keep the chance of
-    ending. All are boxes c q ≤ h ≤ C q of the row (:mod:`cactus_theory.optimum.boxes`), of the
-    target's own also with a ``tilt``; such rows are solved one by one, and look not ahead.
+    ``floor`` and ``hold`` list token ids, as ``2+151645``. At every prefix tokens of ``floor`` are
+    never less likely than under the target, and tokens of ``hold`` exactly as likely (Theorem 25).
+    ``eos`` stands for the ids that end a text (:meth:`at_ends`). So ``hold=eos`` keeps the target's
+    probability of ending at every prefix. ``head``, ``floor`` and ``hold`` are boxes c q ≤ h ≤ C q
+    (:mod:`cactus_theory.optimum.boxes`), with the target's q also if there is a ``tilt``. Rows with
+    boxes and a tilt are solved row by row, and do not look ahead.
     """
 
     delta: NotNegative | None = None
@@ -77,7 +79,7 @@ class Band(Tilted, FixedTarget):
             raise ValueError(f"tilt: {rule}; got {self.spec!r}")
 
     def at_ends(self, token_ids: Iterable[int]) -> "Band":
-        """Return the band with ``eos`` read as these ids; ValueError for none where it is meant."""
+        """Return the band with ``eos`` read as these ids; ValueError if ``eos`` needs ids."""
         if EOS not in self.floor + self.hold:
             return self
         ends = tuple(token_ids)
@@ -86,7 +88,7 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def boxes(self) -> Boxes:
-        """Return the bounds of single tokens, less the rounding that a sum may add to a tie."""
+        """Return the boxes; ``head`` is lowered by the rounding that a sum may add to a tie."""
         floor, hold = (_token_ids(name, getattr(self, name)) for name in ("floor", "hold"))
         return Boxes(self.head * (1 - TIE), floor, hold)
 
@@ -97,7 +99,7 @@ class Band(Tilted, FixedTarget):
 
     @property
     def tilt_of_rows(self) -> float:
-        """Return the tilt, 0 with boxes, which are those of the target's rows."""
+        """Return the tilt of the rows to verify against; 0 with boxes, which bound h by q."""
         return 0.0 if self.boxed else self.tilt
 
     @property
@@ -107,17 +109,17 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def bands(self) -> Bands:
-        """Return the bands of rows."""
+        """Return the solver of this policy's bands."""
         return Bands(known_divergence(self.divergence), self.delta, self.price, self.boxes)
 
     @cached_property
     def of_path(self) -> bool:
-        """Return whether bands of blocks depend on the path to a row (p/P)."""
+        """Return whether the row at a node of a block is the band of p/P rather than of p."""
         return self.bands.priced is not None and not self.per_row
 
     @property
     def highest(self) -> float:  # type: ignore[override]
-        """Return a bound on h/q; of the band of p/P, on that over P."""
+        """Return an upper bound on h/q of all tokens, at the nodes of blocks, too."""
         if not self.between:
             return math.inf
         if self.bands.priced is not None:
@@ -126,15 +128,15 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
-        """Return the best law of blocks of deterministic drafts, at a price of KL."""
+        """Return the solver of the best law of blocks of deterministic drafts, at a price of KL."""
         if self.price is None or not self.of_path or self.divergence != "kl" or not self.between:
             return None
         return LookAhead(self.price, self.boxes)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n and the most that it is raised to.
+        """Return the bounds q_n/p_n and the most that the band can raise this ratio to.
 
-        On a path P h_n ≥ p_n from P q_n ≥ p_n on; rows by themselves are raised to p_n at most.
+        At a node of a block P h_n ≥ p_n once P q_n ≥ p_n. Elsewhere h_n is at most max(p_n, q_n).
         """
         if not self.between:
             return super().bounds(q_n, p_n)
@@ -142,11 +144,11 @@ class Band(Tilted, FixedTarget):
         raised = ratio * most if most < math.inf else torch.where(ratio > 0, most, 0.0)
         if self.of_path:
             return ratio, raised
-        least = torch.where(p_n > 0, ratio.clamp(max=1.0), ratio)  # as sure at p = 0 as on a path
+        least = torch.where(p_n > 0, ratio.clamp(max=1.0), ratio)  # p = 0: accepted, as in a block
         return least, torch.maximum(raised.clamp(max=1.0), ratio)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return the row's band, of p/P at a price and else of p, where it is solved by itself."""
+        """Return the solver of the band of p/P at a price, else of p; None with tilt and boxes."""
         if not self.between:
             return None
         row = self.bands.row(q, p, alive if self.of_path else 1.0)
@@ -157,7 +159,7 @@ class Band(Tilted, FixedTarget):
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return h = clip(p, max(a, c)q, min(b, C)q), 0 where q = 0; on a ``path`` that of p/P.
 
-        Drafted tokens are raised to h_n where the path has ``raised``.
+        If the path has ``raised``, the drafted tokens have these h_n.
         """
         if not self.between:
             own = p if path is None or not self.of_path else p / path.alive[..., None]
@@ -169,11 +171,11 @@ class Band(Tilted, FixedTarget):
         return self.bands.laws(q, p, path.alive)
 
     def tilted(self, q: Rows) -> Rows:
-        """Return q^θ, within the boxes."""
+        """Return the tilted row q^θ, within the boxes."""
         return super().tilted(q) if self.between else self._boxed_about(q, torch.zeros_like(q))
 
     def _boxed_about(self, q: Rows, p: Rows) -> Rows:
-        """Return the rows with a tilt and boxes; of p = 0 those of undrafted tokens."""
+        """Return the rows with a tilt and boxes. With p = 0 they are the rows without a draft."""
         own, drafted = (rows.detach().reshape(-1, rows.shape[-1]).double() for rows in (q, p))
         own, price = normalised(own), self.price
         assert price is not None  # the only knob that goes with a tilt
@@ -198,7 +200,7 @@ class Band(Tilted, FixedTarget):
 
 
 def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...]:
-    """Return the ids of ``2+151645``, each once, with ``ends`` in the place of ``eos``."""
+    """Return the ids in text such as ``2+151645``, each once, with ``ends`` in place of ``eos``."""
     parts = set(text.split("+")) if text else set()
     if not all(part.isascii() and part.isdigit() for part in parts - {EOS}):
         raise ValueError(f"{name}: must be token ids, as 2+151645, or eos; got {text!r:.80}")

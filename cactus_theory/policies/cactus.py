@@ -1,4 +1,4 @@
-"""Cactus as published, and the per-proposal program that it poses, solved exactly."""
+"""Cactus as published, and an exact solution of the program that it approximates per proposal."""
 
 import math
 import sys
@@ -18,9 +18,9 @@ from cactus_theory.policies.claims import Budget, Declaration
 from cactus_theory.policies.knob_values import DivergenceSpec, NotNegative
 from cactus_theory.policies.registry import register
 
-# largest 2δ, as ∞·0 is NaN
+# largest 2δ used: with δ = ∞ the formula's ∞·0 would be NaN
 MOST = sys.float_info.max
-# entries from which on one compiled pass takes less time than a few of torch's
+# number of entries from which one compiled pass takes less time than a few passes of torch
 MANY = 1 << 10
 
 
@@ -31,9 +31,9 @@ class Cactus(PerProposal):
 
     .. math:: \gamma_n = \min\{1,\; q_n + \sqrt{2\delta\, q_n (1 - q_n)}\}
 
-    Exact for Pearson chi-square with budget :math:`2\delta`; its KL can reach
-    :math:`\ln(1 + 2\delta)`. Delta is meant as a per-proposal KL budget in nats, which is
-    what audits check. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems 2 and 6.
+    Exact for Pearson chi-square with budget :math:`2\delta`. The KL of a proposal can reach
+    :math:`\ln(1 + 2\delta)`, although delta is meant as a per-proposal KL budget in nats; audits
+    check delta as such a budget. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems 2 and 6.
     """
 
     delta: NotNegative
@@ -51,7 +51,7 @@ class Cactus(PerProposal):
         return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ, whose formula already is 0 at 0, 1 at 1 and never below q_n."""
+        """Return γ. For 0 < delta < ∞ the formula itself is 0 at 0, 1 at 1 and never below q_n."""
         if not 0 < self.delta < math.inf:
             return super().gamma(q_n)
         (q_n,) = float64_rows(q_n)
@@ -66,16 +66,17 @@ class Cactus(PerProposal):
 @register("cactus_exact")
 @dataclass(frozen=True)
 class CactusExact(PerProposal):
-    r"""Raise the drafted token as far as the budget of its own row allows.
+    r"""Raise the drafted token as far as the budget of its proposal row allows, exactly.
 
     .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 
     γ is the largest root in [q_n, 1] of
-    :math:`q_n f(γ/q_n) + (1−q_n) f((1−γ)/(1−q_n)) = δ`, 1 if there is none. Exact in float64
-    wherever f(γ/q_n) is a float64. Orders above 1 (alpha, Rényi, Pearson) leave it for tiny
-    tokens, which stay unraised: at δ = 0.3 below q_n = 1e-82 (order 2), 1e-33 (4) and 1e-20 (10),
-    where γ would be 1e-18 at most. The budget holds for each proposal, not for what is emitted.
-    Source of the program: Hao & Mou 2026, section 3; its solution: THEORY.md, Theorem 3.
+    :math:`q_n f(γ/q_n) + (1−q_n) f((1−γ)/(1−q_n)) = δ`, and 1 if there is no root. The solution is
+    exact in float64 wherever f(γ/q_n) is a float64. At orders above 1 (alpha, Rényi, Pearson)
+    f(γ/q_n) overflows for tiny tokens, which then stay unraised: at δ = 0.3 below q_n = 1e-82
+    (order 2), 1e-33 (4) and 1e-20 (10), where γ would be 1e-18 at most. The budget holds for each
+    proposal, not for the emitted law. Source of the program: Hao & Mou 2026, section 3; of its
+    solution: THEORY.md, Theorem 3.
     """
 
     delta: NotNegative
@@ -93,7 +94,7 @@ class CactusExact(PerProposal):
         kind = known_divergence(self.divergence)
         if kind.generator is None:
             return q_n * kind.ceiling(torch.full_like(q_n, self.delta))
-        # tokens of one cell of a cut trace have one q, and a search takes as long as many sorts
+        # tokens in one cell of a cut trace have equal q, and a search takes as long as many sorts
         q, places = (q_n, ...) if q_n.numel() < MANY else q_n.unique(return_inverse=True)
         f, delta = kind.generator, kind.to_generator(torch.full_like(q, self.delta))
         gamma = convex_root(lambda gamma: f.two_points(gamma, q), torch.ones_like(q), q, delta)

@@ -1,4 +1,4 @@
-"""Claims of a policy: a budget of divergence, and properties; tests and audits check them."""
+"""The claims that a policy declares: a budget of divergence, and properties. Tests check them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from cactus_theory.base import arguments as check
 Scope = Literal["emitted", "per proposal"]
 Support = Literal["target", "free"]
 # tolerance of a budget for the rounding of a sum over the vocabulary, absolute up to an amount of
-# 1 and relative above, and the largest amount at which the tolerance grows
+# 1 and relative above, and the largest amount up to which the tolerance grows
 BUDGET_TOLERANCE, LARGEST = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
 class Budget:
-    """A claim that a divergence stays within an amount.
+    """A claim of a policy that a divergence stays within an amount.
 
     Attributes
     ----------
     divergence : spec string, such as ``kl``.
     amount : the bound, in the divergence's unit (nats for KL).
-    scope : ``emitted`` bounds the emitted law; ``per proposal`` bounds the row that each
-        drafted token is verified against, before averaging over drafts.
+    scope : ``emitted`` bounds the divergence of the emitted law; ``per proposal`` bounds that of
+        the row that each drafted token is verified against, before averaging over drafts.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class Budget:
 
     @classmethod
     def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
-        """Return the budget of a text such as ``"kl <= delta emitted"``, at these knob values."""
+        """Read a budget such as ``"kl <= delta emitted"``, with knobs in it at these values."""
         divergence, least, rest = text.partition("<=")
         amount, _, scope = rest.strip().partition(" ")
         if not least or not scope:
@@ -55,15 +55,15 @@ class Budget:
 
     @property
     def rounding(self) -> float:
-        """Return the excess over the amount that counts as rounding."""
+        """Return the excess over the amount that counts as rounding, in the amount's unit."""
         return BUDGET_TOLERANCE * (1 + min(self.amount, LARGEST))
 
     def held(self, spent: Tensor) -> Tensor:
-        """Return whether each divergence is within the budget, up to rounding; NaN is not."""
+        """Return whether each divergence is within the budget, up to rounding; False for NaN."""
         return spent <= self.amount + self.rounding
 
     def bounds(self, stated: bool, token: str = "a token") -> str:
-        """Return the bounded quantity in words; ``stated``: the policy is per proposal."""
+        """Return the bounded quantity in words; ``stated``: the policy is ``PerProposal``."""
         if self.scope == "emitted":
             return f"{self.divergence} of the emitted law"
         if stated:
@@ -73,13 +73,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Declaration:
-    """The claims of a policy; every claim is tested.
+    """The claims that a policy declares; tests and audits check every claim.
 
     Attributes
     ----------
-    direction : +1 if acceptance grows with the knob, −1 if it falls, 0 if there is no knob.
+    direction : +1 if acceptance grows with the knob, −1 if acceptance falls, 0 without a knob.
     strict : the knob value at which the policy is lossless, or None if there is none.
-    budget : the divergence bound it claims, or None.
+    budget : the bound on a divergence that the policy claims to keep, or None.
     between : the emitted law lies pointwise between p and q.
     at_least_speculative : acceptance is never below lossless speculative sampling.
     continuous : acceptance is continuous in the rows.

@@ -1,4 +1,7 @@
-"""Knobs of a policy, its fields: their values in the type that they are annotated with."""
+"""Read the values of a policy's knobs (its fields) as the types that the fields are annotated with.
+
+Used for specs, command lines, data files and keyword arguments.
+"""
 
 import inspect
 import types
@@ -12,7 +15,7 @@ from cactus_theory.divergences.definition import known_divergence
 MISSING = inspect.Parameter.empty
 WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
-# annotations of knobs with a range: a type, and what reads a value of it
+# annotations of knobs with a range: a type, and the function that checks a value of this type
 NotNegative = Annotated[float, partial(check.number, low=0)]
 Share = Annotated[float, partial(check.number, low=0, high=1)]
 PositiveShare = Annotated[float, partial(check.number, low=0, high=1, open_low=True)]
@@ -24,8 +27,8 @@ DivergenceSpec = Annotated[str, lambda name, value: known_divergence(value).spec
 def of(kind: Any) -> dict[str, inspect.Parameter]:
     """Return the parameters by keyword of a dataclass, of another class or of a function.
 
-    ``annotation`` is the type of its values, where there is none that of ``default``; Any if
-    unknown.
+    ``annotation`` of a parameter is the type of its values. Without an annotation this is the type
+    of ``default``, or Any if there is none.
     """
     try:
         signature = inspect.signature(kind, eval_str=True)
@@ -41,7 +44,7 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def read(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return values of a kind's parameters, each as its annotation says; ValueError for others."""
+    """Return values as the annotations of a kind's parameters say; ValueError for other values."""
     known = of(kind)
     return {name: converted(name, own, known[name].annotation) for name, own in values.items()}
 
@@ -56,8 +59,8 @@ def _type_of(default: Any) -> Any:
 def converted(name: str, value: Any, kind: Any) -> Any:
     """Return ``value`` as ``kind``: ``"3"`` as int, ``"true"`` as bool, ``"none"`` as None.
 
-    Numbers become the float or int that is asked for. Values of other kinds (Any, a class of your
-    own) are returned as they are. Raises ValueError for a value that ``kind`` cannot hold.
+    Numbers become floats or ints, as ``kind`` says. Values of other kinds (Any, a class of your
+    own) are returned unchanged. Raises ValueError for a value that ``kind`` cannot hold.
     """
     origin, parts = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -71,7 +74,7 @@ def converted(name: str, value: Any, kind: Any) -> Any:
 
 
 def _one_of(name: str, value: Any, kinds: tuple[Any, ...]) -> Any:
-    """Return ``value`` as the first kind that can hold it, None before others."""
+    """Return ``value`` as the first of ``kinds`` that can hold it; None is tried first."""
     if not isinstance(value, str) and type(value) in kinds:
         return value
     if types.NoneType in kinds and str(value).lower() == "none":

@@ -1,14 +1,14 @@
-r"""A policy is a pair (φ, g).
+r"""The base class of policies. A policy is a pair (φ, g): acceptance probability, residual law.
 
 Draft n ~ p and accept it with probability φ(n); otherwise emit one token from g(·|n).
 The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
 :math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
 target and p of the draft. Methods do not validate their rows (the public functions do).
 
-**Laws are float64**: rows may be float64, float32, float16 or bfloat16, q and p of different
-precisions, on any strides, of any batch shape (...), and may require gradients. φ, g
-and the emitted law are those of the rows as they are, computed and returned in float64, and part
-of no graph. A deterministic draft has a one-hot row.
+**Laws are float64**: φ, g and the emitted law are computed from the rows as they are, returned in
+float64, and part of no graph. Rows may be float64, float32, float16 or bfloat16, q and p of
+different precisions, with any strides and any batch shape (...), and may require gradients. A
+deterministic draft has a one-hot row.
 """
 
 import math
@@ -40,24 +40,24 @@ Entries = Float[Tensor, "*any"]
 
 # most entries of the rows in one call of a policy or a function: 2^22 float64 are 32 MiB
 ENTRIES = 2**22
-# seconds of an enumeration until its total time is estimated, and the least that it warns of
+# seconds after which the total time of an enumeration is estimated, and the least total warned of
 FIRST_SECONDS, SLOW_SECONDS = 1.0, 5.0
 FASTER = (
     "where it does not depend on the rejected token, residual=f(q, p) of ct.rule, or "
     "the base class SharedResidual, is asked once a row; meter=False (--meter off) decodes without"
 )
 # relative slack of a comparison of a row's sum with a threshold: ties (of uniform rows, say) must
-# not depend on the order of summation
+# not be decided by the order of summation
 TIE = 1e-12
 
 
 def accept_probability(raised: Tensor, drafted: Tensor) -> Tensor:
-    """Return min(1, raised/drafted), 0 where nothing may be emitted, 1 where p = 0 < raised."""
+    """Return min(1, raised/drafted) of entries, where 0/0 is 0 and x/0 is 1."""
     return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)  # 0/0 is 0, x/0 is 1
 
 
 def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
-    """Return ``residual`` (..., V) over its sum, ``fallback`` rows where it is empty; NaN stays."""
+    """Return ``residual`` (..., V) over its sum, ``fallback`` in rows without mass; NaN stays."""
     total = residual.sum(-1, keepdim=True)
     empty = total <= 0
     if not (residual.is_cuda or bool(empty.any())):
@@ -73,7 +73,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 
 @dataclass(frozen=True)
 class PathState:
-    """The alive ratio P of the path to each of some rows, and the entries raised there."""
+    """The alive ratio P with which rows were reached, and the h_n raised by looking ahead."""
 
     # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
     # are all accepted (averaged over the tokens drafted later)
@@ -84,10 +84,11 @@ class PathState:
 
 
 class Policy(ABC):
-    """When to accept a drafted token, and what replaces it; subclasses are frozen dataclasses.
+    """A rule that accepts drafted tokens and replaces rejected tokens; the base class of policies.
 
-    φ, g and the emitted law are float64 whatever the precision of the rows. A class of
-    your own gets copies of the rows: one that changes them raises ValueError.
+    Subclasses are frozen dataclasses whose fields are the knobs, the policy's parameters. φ, g and
+    the emitted law are float64 whatever the precision of the rows. A class of your own gets copies
+    of the rows; if a method writes into its copies, it raises ValueError.
 
     Examples
     --------
@@ -101,13 +102,13 @@ class Policy(ABC):
 
     name: ClassVar[str]
     knob: ClassVar[str | None] = None
-    # a bound on h_n/q_n of all tokens of all rows
+    # an upper bound on h_n/q_n of all tokens of all rows
     highest: float = math.inf
     # whether h is between q and p, so that (P h − p)₊ ≤ (P q − p)₊
     between: bool = False
-    # what the policy is charged: nats of KL, or of regret for one of temperature 0
+    # the unit of charges: nats of KL, or nats of regret for a policy of temperature 0
     unit: ClassVar[Divergence] = read_divergence("kl")
-    # the best law of blocks of deterministic drafts, if h is that law
+    # the solver of the best law for blocks of deterministic drafts, if h is that law
     look_ahead: LookAhead | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -115,7 +116,7 @@ class Policy(ABC):
         guard(cls)
 
     def __post_init__(self) -> None:
-        """Read the knobs, each as its annotation says; ValueError for a value outside its range."""
+        """Convert each knob to its annotated type; ValueError for a value outside its range."""
         given = {name: getattr(self, name) for name in knob_values.of(type(self))}
         for name, value in knob_values.read(type(self), given).items():
             object.__setattr__(self, name, value)
@@ -131,7 +132,7 @@ class Policy(ABC):
         return Declaration()
 
     def at_ends(self, token_ids: Iterable[int]) -> "Policy":
-        """Return the policy for texts that these ids end: another one where ``eos`` is a knob's."""
+        """Return this policy for texts that these ids end: ``eos`` in a knob then means the ids."""
         return self
 
     @abstractmethod
@@ -140,27 +141,27 @@ class Policy(ABC):
 
     @abstractmethod
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return g(·|n), the law of the token emitted after rejecting n; q if φ(n) = 1."""
+        """Return g(·|n), the law of the recovered token after rejecting n; q if φ(n) = 1."""
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows | None:
-        """Return the row h that is emitted instead of q; None for a policy without one.
+        """Return the row h that is emitted instead of q; None for a policy without such a row.
 
-        Any row will do that depends on the text before it but not on the drafted token; at the
-        nodes of a block also on the ``path`` to each, None outside of blocks. It is computed in the
-        precision of the rows.
+        h may depend on the text before the drafted token, not on the drafted token itself. At the
+        nodes of a block h may also depend on the ``path`` to each row; elsewhere ``path`` is None.
+        h is computed in the precision of the rows.
         """
         return None
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return the row that a token is drawn from where nothing was drafted: q.
+        """Return the row that a token is drawn from where nothing was drafted: q by default.
 
-        That is a bonus token, or one of a round without a draft. It is charged like any other.
+        This is a bonus token, or a token of a round without a draft, and charged like any token.
         """
         return q
 
     @property
     def moves_undrafted(self) -> bool:
-        """Return whether :meth:`undrafted` is a row of this policy's own."""
+        """Return whether :meth:`undrafted` is overridden, so that its row may differ from q."""
         return type(self).undrafted is not Policy.undrafted
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
@@ -184,22 +185,23 @@ class Policy(ABC):
                         f"be rejected (V = {vocab:,}), about {ahead:.0f} s; {FASTER}",
                         stacklevel=3,
                     )
-                start = math.inf  # told once
+                start = math.inf  # warn once
         return out.reshape(q.shape)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return bounds on φ(n), from float64 entries of drafted tokens; one tensor twice if exact.
+        """Return lower and upper bounds on φ(n), from entries q_n, p_n of drafted tokens.
 
-        With a row h they bound h_n/p_n, at the nodes of a block, too; 1 may stand for any ratio
-        above.
+        Entries are float64. Where φ is exact, one tensor is returned twice. For a policy with a row
+        h the bounds are on h_n/p_n, at the nodes of blocks, too; 1 may stand for any ratio above 1.
         """
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return h at a node that is reached with P, for a CPU that asks only what a coin needs.
+        """Return a solver of h at a node that is reached with P, on a CPU; None if there is none.
 
-        Rows (V,) are of one precision; p is the draft's, or the selection law of tokens beside each
-        other. None where :meth:`target`, or φ and g, are to be asked.
+        The solver reads rows (V,) only as far as a coin needs. They are of one precision; p is the
+        draft's row, or the selection law of several tokens drafted at the node. For None the
+        verifier calls :meth:`target`, or φ and g.
         """
         return None
 

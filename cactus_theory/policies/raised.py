@@ -1,4 +1,7 @@
-"""Accept what lossless sampling does and more, with its residual: lossless, lenience, mixtures."""
+"""Lossless sampling, lenience and mixtures: accept at least as often as lossless sampling does.
+
+All of them keep the residual of lossless sampling, (q − p)₊ normalised.
+"""
 
 import math
 from dataclasses import dataclass
@@ -17,10 +20,10 @@ from cactus_theory.policies.tilt import Tilted
 
 
 class Raised(Tilted, Entrywise, FixedTarget):
-    r"""Entrywise with c ≥ q_n and s = 1: accept more than lossless sampling, with its residual.
+    r"""Entrywise policies with c ≥ q_n and s = 1, the residual of lossless sampling.
 
     The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and
-    A = Σ min(p, c): lossless sampling on that law as a fixed target does the same.
+    A = Σ min(p, c). Lossless sampling with this law as a fixed target accepts and emits alike.
     """
 
     between = True
@@ -40,7 +43,7 @@ class Raised(Tilted, Entrywise, FixedTarget):
 @register("speculative")
 @dataclass(frozen=True)
 class Speculative(Raised):
-    """Accept n with min(1, q_n/p_n): the emitted law is q, exactly.
+    """Accept n with min(1, q_n/p_n): lossless sampling, whose emitted law is exactly q.
 
     Source: Leviathan et al. 2023; Chen et al. 2023.
     """
@@ -58,12 +61,12 @@ class Speculative(Raised):
         return q_n
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return q_n/p_n, which is exact."""
+        """Return the exact ratio q_n/p_n as both bounds."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         return ratio, ratio
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow:
-        """Return q."""
+        """Return the lossless row, h = q."""
         return NodeRow(alive)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
@@ -76,8 +79,8 @@ class Speculative(Raised):
 class Lenience(Raised):
     r"""Accept n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
 
-    No token is emitted with more than :math:`q_n/ℓ`, and no policy with that guarantee accepts
-    more: A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.
+    No token is emitted with more than :math:`q_n/ℓ`, and no policy with this bound accepts more:
+    A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.
     Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5.
     """
 
@@ -98,11 +101,11 @@ class Lenience(Raised):
 @register("mixture")
 @dataclass(frozen=True)
 class Mixture(Raised):
-    r"""Lossless sampling on :math:`h = αp + (1−α)q`.
+    r"""Sample losslessly towards the mixture :math:`h = αp + (1−α)q`.
 
-    TV(h, q) = α TV(p, q), and no policy within that much total variation accepts more:
-    A = 1 − (1−α) TV(p, q). Tokens that the target excludes are rejected, and what they would
-    get goes to (q − p)₊; with ``support="free"``, as published, they are emitted. Hugging
+    TV(h, q) = α TV(p, q), and no policy within that total variation accepts more:
+    A = 1 − (1−α) TV(p, q). Tokens that the target excludes are rejected, and their share of h goes
+    to (q − p)₊. With ``support="free"``, as published, these tokens are emitted. Hugging
     Face's ``assistant_ensemble_weight`` is 1 − α, with free support. Source: the interpolation
     baseline of Hao & Mou 2026 (arXiv 2604.04987).
     """

@@ -1,4 +1,4 @@
-"""The one list of policies: name and knobs to policy."""
+"""The registry of policies: from a spec, which is a name with knobs, to a policy."""
 
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
@@ -21,12 +21,12 @@ POLICIES: Registry[Any] = Registry(
 def register(name: str) -> Callable[[Kind], Kind]:
     """Make a policy class, or a function under ``@ct.rule``, available by name.
 
-    ``ct.policy``, the command line, every audit and every test find it then.
+    ``ct.policy``, the command line, every audit and every test then find the policy.
 
     Raises
     ------
     ValueError
-        A name that is taken (reading the same file again is allowed), or no name.
+        The name is taken (reading the same file again is allowed), or there is no name.
     TypeError
         Neither a policy class nor a function under ``@ct.rule``.
 
@@ -58,10 +58,10 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
     ``policy("band:price=2.0")`` means the same; see :func:`list_policies` for names and knobs.
-    ``policy("my_file.py:my_rule:alpha=0.5")`` reads a policy of your own from its file; a
-    function under ``@ct.rule`` that this process has defined has its own name. A policy or a
-    policy class instead of a name is returned at the given knobs. Values become
-    what the knob is annotated with: ``"3"`` an int, ``"true"`` a bool, ``"none"`` None.
+    ``policy("my_file.py:my_rule:alpha=0.5")`` reads a policy of your own from its file. A function
+    under ``@ct.rule`` that this process has defined is found by its name. ``spec`` may also be a
+    policy or a policy class, which is returned with the given knobs. Knob values are converted to
+    the knob's annotated type: ``"3"`` to an int, ``"true"`` to a bool, ``"none"`` to None.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
         Unknown name, unknown or missing knob, a knob outside its range, a file that cannot be
         read.
     TypeError
-        Neither a name nor a policy; a file's name that is no policy.
+        Neither a name nor a policy; an object in a file that is no policy.
     OSError
         No such file.
 
@@ -97,7 +97,7 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
 
 
 def class_of(spec: str | Policy | type[Policy]) -> type[Policy]:
-    """Return the class of the policy that a spec names, whatever its knobs; raises as above."""
+    """Return the class of the policy that a spec names; raises as :func:`read_policy`."""
     entry: Any = spec
     if isinstance(spec, str):
         entry = POLICIES.read(spec)[0] if names_a_file(spec) else _known(parse_spec(spec)[0])
@@ -107,7 +107,7 @@ def class_of(spec: str | Policy | type[Policy]) -> type[Policy]:
 
 
 def _known(name: str) -> Any:
-    """Return the policy that is registered under a name, or the ``@ct.rule`` of this process."""
+    """Return the policy registered under a name, or this process's ``@ct.rule`` of that name."""
     found = {place: kind for place, kind in DEFINED.items() if kind.name == name}
     places = [
         *{_written(kind.source.function) or place: place for place, kind in found.items()}.values()
@@ -121,7 +121,7 @@ def _known(name: str) -> Any:
 
 
 def _written(function: Any) -> tuple[str, str] | None:
-    """Return file and name of a function: one that is imported and read by its path is one."""
+    """Return file and name of a function, so that two imports of one function count as one."""
     code = getattr(function, "__code__", None)
     if code is None or not Path(code.co_filename).is_file():
         return None
@@ -129,24 +129,24 @@ def _written(function: Any) -> tuple[str, str] | None:
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
-    """Return the policy of ``FILE.py:NAME``, or an object of ``others``, at the knobs given."""
+    """Return the policy of ``FILE.py:NAME`` at these knobs; NAME may be an object of ``others``."""
     entry, source = POLICIES.read(spec, *others)
     values = _with_divergence(merged_knobs(spec, knobs))
     return _at_knobs(entry, Path(source).name, source, values)
 
 
 def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
-    """Return knobs with a divergence of ``FILE.py:NAME`` read and named by its own spec."""
+    """Return the knobs, with a ``divergence`` of ``FILE.py:NAME`` read and replaced by its spec."""
     if not names_a_file(str(values.get("divergence"))):
         return values
     return values | {"divergence": read_divergence(values["divergence"]).spec}
 
 
 def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> Policy:
-    """Return the policy that the data file ``path`` names, without running or reading more.
+    """Return the policy that the data file ``path`` names; no code is run and no file is read.
 
-    It is a registered one. ``trust_code`` reads the spec as :func:`read_policy` does. Raises
-    ValueError for what is no spec, ``FILE.py:NAME``, and as :func:`read_policy`.
+    The name must be registered. With ``trust_code`` the spec is read as by :func:`read_policy`.
+    Raises ValueError for anything but a spec, for ``FILE.py:NAME``, and as :func:`read_policy`.
     """
     if trust_code:
         return read_policy(spec)
@@ -165,7 +165,7 @@ def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> 
 
 
 def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
-    """Return a class's object, or an object, at these values of its knobs."""
+    """Return an object of a policy class, or a copy of a policy, at these values of its knobs."""
     kind: Any = entry if isinstance(entry, type) else type(entry)
     known = knob_values.of(kind) if entry is kind or is_dataclass(entry) else {}
     for knob in values:
@@ -186,7 +186,7 @@ def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
 def list_policies() -> dict[str, dict[str, Any]]:
     """Return every policy's knobs (name to default, None if required), summary and declaration.
 
-    The declaration is in words; ``policy(spec).declares`` has it with its numbers.
+    The declaration is in words; ``policy(spec).declares`` has the numbers at given knobs.
 
     Examples
     --------

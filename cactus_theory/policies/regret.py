@@ -1,4 +1,4 @@
-"""Relaxed greedy decoding: at temperature 0, so many nats of regret for a token."""
+"""Relaxed greedy decoding at temperature 0, with regret in nats as the charge of a token."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,13 +27,14 @@ from cactus_theory.policies.registry import register
 @register("regret")
 @dataclass(frozen=True)
 class Regret(FixedTarget):
-    r"""Keep drafted tokens that are nearly as likely as the target's likeliest, else emit that one.
+    r"""Keep drafted tokens nearly as likely as the target's likeliest token, else emit the latter.
 
-    For temperature 0, where it sees the target's rows at temperature 1. The regret of a token is
+    For temperature 0; q is the target's row at temperature 1. The regret of a token is
     ρ_n = max ln q − ln q_n. At a ``price`` ν, in tokens per nat of regret, a token is kept iff
-    ν ρ_n ≤ 1, in a block the n tokens that maximise n − ν Σ ρ. Within a budget ``delta`` of a row
-    drafted mass is kept in the order of its regret, the marginal token at random. A price of ∞ is
-    strict greedy decoding. Source: THEORY.md, Theorem 30.
+    ν ρ_n ≤ 1; in a block the first n tokens are kept, with the n that maximises n − ν Σ ρ. Within a
+    budget ``delta`` of regret for a row, drafted mass is kept in the order of its regret, and the
+    token at which the budget ends is kept at random. A price of ∞ is strict greedy decoding.
+    Source: THEORY.md, Theorem 30.
     """
 
     price: NotNegative | None = None
@@ -52,11 +53,11 @@ class Regret(FixedTarget):
 
     @cached_property
     def look_ahead(self) -> RegretPath | None:  # type: ignore[override]
-        """Return the best law of blocks of deterministic drafts, at a price."""
+        """Return the solver of the best law of blocks of deterministic drafts, at a price."""
         return None if self.price is None else RegretPath(self.price)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return p where it is kept, and the rest on the first argmax of q."""
+        """Return h: the drafted mass that is kept, and the rest on the first argmax of q."""
         if path is not None and path.raised is not None and self.look_ahead is not None:
             return self.look_ahead.law(q, p, path.raised)
         lost, drafted = regrets(q), torch.where(q > 0, p.double(), 0.0)
@@ -68,7 +69,7 @@ class Regret(FixedTarget):
         return completed(kept, q)
 
     def row(self, q: Any, p: Any, alive: float = 1.0) -> OneTokenRow | None:
-        """Return the row of a deterministic token at a price; None where the row is written."""
+        """Return the row of a deterministic token at a price; None where ``target`` writes h."""
         token, path = int(p.argmax()), self.look_ahead
         if path is None or p[token] != 1 or p.sum() != 1:
             return None
@@ -77,7 +78,7 @@ class Regret(FixedTarget):
         return path.row(q, token, 0.0, alive) if dear else row
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return 1 at the first argmax of q."""
+        """Return the one-hot row of the first argmax of q."""
         return first_argmax(ungraphed(q))
 
     @property

@@ -1,4 +1,4 @@
-"""Lossless sampling on another row: the target reshaped, or the draft where it is close."""
+"""Lossless sampling with another target row: the draft's row where it is close, or a cut q."""
 
 import math
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ from cactus_theory.policies.registry import register
 @register("fuzzy")
 @dataclass(frozen=True)
 class Fuzzy(FixedTarget):
-    r"""Lossless sampling on :math:`h = p` where :math:`D(p\|q) < T`, else on :math:`h = q`.
+    r"""Sample losslessly towards :math:`h = p` where :math:`D(p\|q) < T`, else :math:`h = q`.
 
-    A row just beyond T gains nothing. Tokens that the target excludes are rejected: then h is p on
-    the target's support, and what p has beyond it goes to (q − p)₊. With ``support="free"``, as
-    published, h is p itself, and they are emitted where the divergence is finite. This is
-    the recursive variant: beyond T it is lossless sampling. The variant called exact draws from
-    q without a test there; it emits the same law and accepts less. Source: Holsman et al. 2025
-    (Fuzzy Speculative Decoding, arXiv 2502.20704).
+    A row just beyond T gains nothing. Tokens that the target excludes are rejected: h is then p on
+    the target's support, and p's mass outside it goes to (q − p)₊. With ``support="free"``, as
+    published, h is p itself, and excluded tokens are emitted where the divergence is finite. Beyond
+    T the policy is lossless sampling, the variant that the source calls recursive. The variant
+    called exact draws from q without a test there; it emits the same law and accepts less. Source:
+    Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
     """
 
     threshold: NotNegative
@@ -56,11 +56,11 @@ class Fuzzy(FixedTarget):
         return Declaration(1, 0.0, budget, True, True, continuous=False, support=self.support)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return min(1, q_n/p_n): h is p or q."""
+        """Return the bounds min(1, q_n/p_n) and ∞, as h is p or q."""
         return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return q or p, where no token that the target excludes changes it."""
+        """Return q or p as the row h; None where p has mass that the target excludes."""
         if loops() is None:
             return None
         if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
@@ -68,12 +68,12 @@ class Fuzzy(FixedTarget):
         return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
 
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
-        """Return whether the rows are close."""
+        """Return for each row whether p is close enough to q to be emitted."""
         p, q = (ungraphed(rows) for rows in (p, q))
         return divergences_of(known_divergence(self.divergence), p, q) < self.threshold
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return p on its support, or q."""
+        """Return h: p on the target's support (with the rest on (q − p)₊), or q."""
         taken = self.takes_draft(q, p)
         if not (taken.is_cuda or bool(taken.any())):
             return q
@@ -89,7 +89,7 @@ class Fuzzy(FixedTarget):
 @register("truncated")
 @dataclass(frozen=True)
 class Truncated(FixedTarget):
-    r"""Lossless sampling on q cut to its k likeliest tokens, its nucleus, or both.
+    r"""Sample losslessly towards q cut to its k likeliest tokens, its nucleus, or both.
 
     The nucleus is the smallest set of likeliest tokens with mass at least ``top_p``, so
     KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. As a baseline for lossy policies: arXiv 2607.26627.
@@ -118,5 +118,5 @@ class Truncated(FixedTarget):
         return normalised_or(torch.where(chosen, q, 0.0), q)
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return the same row."""
+        """Return the truncated q, as for drafted tokens."""
         return self.target(q, q)

@@ -1,4 +1,4 @@
-"""Turn a plain function into a policy: the decorator :func:`rule`."""
+"""Turn a plain function into a policy, with the decorator :func:`rule`."""
 
 import dataclasses
 import inspect
@@ -25,7 +25,7 @@ from cactus_theory.policies.policy import ENTRIES, Id, Ids, PathState, Policy, R
 
 Function = Callable[..., Any]
 
-# the classes of functions under ``@ct.rule`` in this process, by where they stand
+# the classes made from functions under ``@ct.rule`` in this process, by module and qualified name
 DEFINED: dict[tuple[str, str], Any] = {}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 # seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
@@ -37,12 +37,12 @@ VECTORISE = (
 
 
 class FunctionPolicy(Policy):
-    """A policy that calls plain functions: each has a class, whose fields are its knobs."""
+    """A policy that calls a plain function. The fields of its class are the function's knobs."""
 
     source: ClassVar[Any]  # what was given to ``rule``
 
     def __call__(self, *arguments: Any, **knobs: Any) -> Any:
-        """Call the function at these knobs, else at the policy's."""
+        """Call the function, with the policy's knobs where no others are given."""
         return self.function(*arguments, **{**vars(self), **knobs})
 
     @property
@@ -66,7 +66,7 @@ class FunctionPolicy(Policy):
     def _answers(
         self, function: Function, q: Rows, p: Rows, row: Tensor, token: Tensor | None = None
     ) -> Tensor:
-        """Ask about rows (R, V) by number, or about a token of each; one float64 answer each."""
+        """Call ``function`` for rows (R, V) by index, or for one token of each; float64 answers."""
         source, name = self.source, function.__name__
         name = name if function is source.function else f"{self.name}, {name}"
         single = function is source.function and token is not None
@@ -96,7 +96,7 @@ class FunctionPolicy(Policy):
 
 
 def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a function's answer as a float64 tensor of its own; ValueError for its shape."""
+    """Return a function's answer as a new float64 tensor; ValueError if its shape is wrong."""
     if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
         found = answer.detach().to(torch.float64, copy=True)
     else:
@@ -108,7 +108,7 @@ def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
-    """Return rows (R, V) by number; no copy if all are one row."""
+    """Return rows (R, V) by index; a view if all indices are equal."""
     return rows[row[0]].expand(len(row), -1) if bool((row == row[0]).all()) else rows[row]
 
 
@@ -117,7 +117,7 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 class FunctionRule(FunctionPolicy):
-    """A policy that accepts a drafted token by a plain function of (q, p, n)."""
+    """A policy that accepts a drafted token with a probability given by a function of (q, p, n)."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
         """Return the function's acceptance; the function is not called for tokens with p = 0."""
@@ -128,7 +128,7 @@ class FunctionRule(FunctionPolicy):
         return phi
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Call ``residual`` where n can be rejected; return q elsewhere."""
+        """Return the residual function's rows where n can be rejected, and q elsewhere."""
         q, drafts = ungraphed(q), ungraphed(p).to(q.dtype)
         if self.source.residual is None:
             rows = q.double()
@@ -143,7 +143,7 @@ class FunctionRule(FunctionPolicy):
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Call ``residual`` for tokens (m,) of one row that may be rejected; return (m, V)."""
+        """Return the residual function's rows (m, V) for tokens (m,) of one row."""
         return self._answers(self.source.residual, q[None], p[None], torch.zeros_like(n), n)
 
 
@@ -168,22 +168,22 @@ def rule(
 ) -> Any:
     """Make a policy of a function of three arguments (q, p, n), or of two (q, p).
 
-    * ``f(q, p, n)`` returns the probability of keeping the drafted token n. A rejected token
-      is replaced by a draw from ``residual(q, p, n)``, or from ``residual(q, p)`` where n does
-      not matter (much faster at a large vocabulary); by default (q − p)₊ normalised.
-    * ``f(q, p)`` returns the row h to emit instead of q. Keeping with min(1, h_n/p_n) and
-      recovering from (h − p)₊ then follow.
+    * ``f(q, p, n)`` returns the probability of keeping the drafted token n. A rejected token is
+      replaced by a draw from ``residual(q, p, n)``, or from ``residual(q, p)`` if n does not
+      matter (much faster at a large vocabulary); by default from (q − p)₊ normalised.
+    * ``f(q, p)`` returns the row h to emit instead of q. The drafted token is then kept with
+      min(1, h_n/p_n), and a rejected token is replaced by a draw from (h − p)₊ normalised.
 
     q and p are numpy rows of V probabilities, n an integer. Keyword-only parameters with defaults
-    are knobs, for ``residual`` too where it names them; ``direction``,
-    ``strict`` and ``knob_range`` speak of the first. The function is called once per row and
-    token: fine for checking an idea, slow in a decode loop. In its process the function's name is
+    are knobs; ``residual`` gets the knobs that it names. ``direction``, ``strict`` and
+    ``knob_range`` refer to the first knob. The function is called once per row and token: fine for
+    checking an idea, slow in a decode loop. In the process that defines it the function's name is
     a spec: ``ct.generate(policy="louder:delta=0.2")``.
 
-    Under ``@ct.rule(vectorised=True)`` it is called for many rows at once: q and p are torch
-    tensors of shape (..., V) and n (...,). It returns φ (...,), or h (..., V) from (q, p);
-    ``residual`` returns (..., V). Either way tokens with p_n = 0 are left out.
-    Each answer must depend on its own row only (this is tested)::
+    Under ``@ct.rule(vectorised=True)`` the function is called for many rows at once: q and p are
+    torch tensors (..., V) and n is (...,). The function returns φ (...,), or h (..., V) from
+    (q, p); ``residual`` returns (..., V). Either way tokens with p_n = 0 are left out. The answer
+    for a row must depend on this row only (this is tested)::
 
         @ct.rule(vectorised=True)
         def lossless(q, p, n):
@@ -193,8 +193,8 @@ def rule(
     Parameters
     ----------
     knob_range : the least and the largest legal value of the first knob.
-    budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; a knob may
-        stand for the amount.
+    budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; the amount is a
+        number or a knob.
     **declared : the other fields of :class:`Declaration`: ``direction``, ``strict`` (the value
         at which the policy is lossless), ``between``, ``at_least_speculative``, ``continuous``,
         ``support``, ``optimal``.
@@ -202,7 +202,7 @@ def rule(
     Raises
     ------
     TypeError
-        Other numbers of arguments, or a declaration that does not exist.
+        Another number of arguments, or a declaration that does not exist.
     ValueError
         A knob, a budget or a declared value that cannot be read.
 
@@ -243,7 +243,7 @@ def rule(
 
 
 def _read(function: Function) -> tuple[int, dict[str, inspect.Parameter]]:
-    """Return the count of positional arguments of a function, and its knobs."""
+    """Return the number of positional arguments of a function, and its knobs."""
     parameters = inspect.signature(function).parameters
     count = sum(entry.kind in POSITIONAL for entry in parameters.values())
     if count not in (2, 3):
@@ -270,9 +270,9 @@ def _rises(ends: Any) -> bool:
 
 
 def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
-    """Return the classes of the policy of a function of ``count`` arguments with this residual.
+    """Return the base classes of the policy of a function with ``count`` arguments and a residual.
 
-    It is shared by all rejected tokens by default, and as f(q, p).
+    All rejected tokens share the residual by default, if it is residual(q, p), and for f(q, p).
     """
     if count == 2:
         return (FunctionTarget,)
@@ -285,7 +285,7 @@ def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
 
 
 def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
-    """Return declared values; raise unless each has a field, can be read and has its knob."""
+    """Return declared values, converted; raise for unknown names, wrong values, a missing knob."""
     known = {name: entry for name, entry in knob_values.of(Declaration).items() if name != "budget"}
     if unknown := min(declared.keys() - known, default=None):
         raise TypeError(f"rule: declares one of {', '.join(sorted(known))}; got {unknown!r}")

@@ -1,10 +1,10 @@
-r"""The knob ``tilt``: a policy that verifies against a colder, or hotter, target (Theorem 28).
+r"""The knob ``tilt``: verify against a colder, or hotter, target row (Theorem 28).
 
 .. math:: q^\theta \propto q^{1+\theta}
 
-is the target at a temperature 1/(1 + θ) of its own. Where a nat shall not be spent on unlikely
-text, the best row is the plain one about q^θ, so that a tilted policy is the policy without a tilt
-about other rows. Verifiers make these rows once a round
+is the target's row at the temperature 1/(1 + θ), relative to q. If nats must not be spent on
+unlikely text, the best row is the plain policy's row about q^θ. So a tilted policy is the policy
+without a tilt, applied to other rows. Verifiers make these rows once a round
 (:meth:`cactus_theory.verify.draft.Assignment.seen`); D(h‖q) is charged against q.
 """
 
@@ -25,14 +25,14 @@ from cactus_theory.policies.claims import Declaration
 from cactus_theory.policies.policy import Policy, Rows
 
 Tilt = Annotated[float, partial(check.number, low=-1, high=1e6, open_low=True)]
-# claims that a tilt leaves
+# claims of a policy that still hold with a tilt
 KEPT = "direction", "continuous", "support", "floored", "held"
 # methods whose first argument is a whole row of the target
 ABOUT_ROWS = ("acceptance", "residual", "target", "emitted")
 
 
 def colder(q: Rows, tilt: float) -> Rows:
-    """Return rows q^θ ∝ q^(1+θ), of half precision float32; where q = 0 they are 0."""
+    """Return rows q^θ ∝ q^(1+θ), 0 where q = 0; half precision becomes float32."""
     if not tilt:
         return q
     rows = ungraphed(q) if q.dtype in DECIDED else ungraphed(q).float()
@@ -41,7 +41,7 @@ def colder(q: Rows, tilt: float) -> Rows:
 
 
 def tilt_of(policy: Policy) -> float:
-    """Return θ of the rows that a policy is to be asked about, 0 of one without the knob."""
+    """Return the tilt θ of the rows that a policy verifies against; 0 without the knob."""
     return policy.tilt_of_rows if isinstance(policy, Tilted) else 0.0
 
 
@@ -51,9 +51,9 @@ def untilted(policy: Policy) -> Policy:
 
 
 def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
-    """Return ln Σ q e^{θ r̃}, float64, of r̃ = ln q + H(q): what a tilt makes a row worth.
+    """Return ln Σ q e^{θ r̃} in float64, r̃ = ln q + H(q): the worth of an undrafted row.
 
-    A row without mass, which nobody draws from, is worth 0.
+    A row without mass, from which no token is drawn, has 0.
     """
     logs = q.double().log()
     entropy = torch.special.entr(q.double()).sum(-1)
@@ -63,10 +63,11 @@ def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
 
 @dataclass(frozen=True)
 class Tilted(Policy):
-    """Policies with the knob ``tilt``, θ above −1: 0 is the policy about the target itself.
+    """Policies with the knob ``tilt``, θ above −1; with 0 they verify against the target itself.
 
-    ``about`` is the policy without its tilt, which verifiers ask about rows q^θ: what a class says
-    of its entries (``Entrywise``, ``bounds``, ``highest``, ``between``, ``row``) is said of it.
+    ``about`` is the policy without its tilt, which verifiers apply to rows q^θ. The attributes and
+    methods of a class that read entries (``Entrywise``, ``bounds``, ``highest``, ``between``,
+    ``row``) are those of ``about``.
     """
 
     tilt: Tilt = field(default=0.0, kw_only=True)
@@ -81,7 +82,7 @@ class Tilted(Policy):
 
     @property
     def tilt_of_rows(self) -> float:
-        """Return the tilt, 0 where the policy reads the target's rows themselves."""
+        """Return the tilt of the rows to verify against; 0 if the policy reads q itself."""
         return self.tilt
 
     @cached_property
@@ -91,15 +92,15 @@ class Tilted(Policy):
 
     @property
     def moves_undrafted(self) -> bool:
-        """Return whether there is a tilt, or a row of one's own."""
+        """Return whether undrafted tokens come from another row than q: a tilt, or an override."""
         return bool(self.tilt) or type(self).undrafted is not Tilted.undrafted
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return q^θ, within the policy's boxes."""
+        """Return q, or with a tilt the tilted row within the policy's boxes."""
         return self.tilted(q) if self.tilt else q
 
     def tilted(self, q: Rows) -> Rows:
-        """Return the row that is best where nothing was drafted."""
+        """Return the best row where nothing was drafted: q^θ."""
         return colder(q, self.tilt)
 
 
@@ -116,7 +117,7 @@ def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_budget(declares: property) -> Callable[[Tilted], Declaration]:
-    """Return claims of a policy, of which those about q itself fall with a tilt."""
+    """Return a ``declares`` that, with a tilt, drops the claims about q itself."""
 
     def claimed(self: Tilted) -> Declaration:
         claims = declares.fget(self)  # type: ignore[misc]
