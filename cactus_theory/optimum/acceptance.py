@@ -19,12 +19,12 @@ from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import geometry_of
 
 SUPPORTS = ("target", "free")
-ROUNDING = 1e-9  # by how much a sum may exceed a budget, relative to 1 plus it
+ROUNDING = 1e-9  # rounding of a sum that exceeds its budget, relative to 1 plus the budget
 
 
 @dataclass(frozen=True)
 class OptimalAcceptance:
-    """The optimum for each row; rows in the input's kind and dtype, scalars in float64."""
+    """The optimum for each row: rows in the input's kind and dtype, scalars in float64."""
 
     target: Any
     acceptance: Any
@@ -48,14 +48,15 @@ def optimal_acceptance(
     support: str = "target",
     normalise: bool = False,
 ) -> OptimalAcceptance:
-    r"""Maximise acceptance under a bound on the divergence of the emitted law.
+    r"""Maximise the acceptance of a drafted token under a bound on the emitted divergence.
 
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
 
-    The optimum is a band, its gap a proof (THEORY.md, Theorems 7 and 8).
-    Exact up to float64 rounding for every divergence: a few passes over the rows, or one sort by
-    p/q and lookups where these do not converge. No gradient flows through it. A few rows at a time,
-    on one thread: beyond rows and result it takes at most 100 MB, whatever the batch.
+    The optimal row h is a band, and ``gap`` proves that no row is better (THEORY.md, Theorems 7 and
+    8). The result is exact up to float64 rounding for every divergence. It takes a few passes over
+    the rows, or one sort by p/q and lookups where these passes do not converge. No gradient flows
+    through the result. A few rows are solved at a time, on one thread: beyond rows and result the
+    function takes at most 100 MB, whatever the batch.
 
     Parameters
     ----------
@@ -63,22 +64,22 @@ def optimal_acceptance(
         miss 1 by the dtype's tolerance and are divided by their float64 sum.
     divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
     delta : budget ≥ 0 (nats for KL), a number or an array broadcasting to (...).
-    price : instead of delta, dA/dδ ≥ 0 at which to stop; the same price on all rows is the
-        best way to spend a common budget.
+    price : instead of delta, the slope dA/dδ ≥ 0 at which to stop; the same price on all rows is
+        the best way to spend a common budget.
     acceptance : instead of delta, the acceptance to reach at the least divergence; rows
-        that reach it losslessly keep h = q.
+        that reach this acceptance losslessly keep h = q.
     support : ``target`` never emits a token with q = 0; ``free`` solves the program as posed.
-    normalise : rows may have any positive sum, such as an upcast float32 softmax, and are divided
-        by it.
+    normalise : if True, rows may have any positive sum, such as an upcast float32 softmax, and are
+        divided by their sums.
 
     Returns
     -------
     target : (..., V), the row h to verify against instead of q.
     acceptance : (...), Σ min(p, h), the probability of accepting the drafted token.
     divergence : (...), D(h‖q) spent, in the divergence's unit (nats for KL).
-    lower, upper : (...), the band's edges a and b; min and max of p/q where h = p.
+    lower, upper : (...), the band's edges a and b; the least and largest p/q where h = p.
     price : (...), dA/dδ at the optimum: acceptance bought by one more unit of divergence.
-    gap : (...), certified bound minus acceptance; zero up to rounding, of either sign. ∞ where
+    gap : (...), certified bound minus acceptance: zero up to rounding, of either sign. ∞ where
         float64 cannot hold the divergence, so that nothing is certified.
 
     Raises

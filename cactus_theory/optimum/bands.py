@@ -1,7 +1,8 @@
-r"""The bands of rows under one knob, one by one in compiled loops or together in torch, and costs.
+r"""The bands of rows at one knob, solved one by one in compiled loops or together in torch.
 
-Each is h = clip(p, max(a, c) q, min(b, C) q), with a and b from a price or a budget (THEORY.md,
-Theorems 7, 13, 24 and 25); at a node that is reached with P it is that of p/P.
+A band is h = clip(p, max(a, c) q, min(b, C) q), with a and b from a price or a budget and boxes c,
+C (THEORY.md, Theorems 7, 13, 24 and 25); at a node that is reached with P, p/P stands for p. The
+module also measures the charge of a row. The policy ``band`` and nodes of drafted paths use it.
 """
 
 import math
@@ -34,7 +35,7 @@ from cactus_theory.optimum.rows import (
 )
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
-# error of a sum of a law that is left as it is
+# error of a law's sum up to which the law is not divided by the sum
 ROUNDING = 1e-12
 Batch = Float[Tensor, "*batch vocab"]
 
@@ -44,13 +45,13 @@ LEAST_BUDGET = 1e-6
 
 # least share of the largest target probability that a token of the head has
 HEAD = 0.2
-# no law, and the band of a charge that has one
+# no row h, and the band that stands in compiled loops for a row h that is given
 EMPTY, NO_BAND = np.empty(0), (0.0, 1.0, 1.0, FREE)
 
 
 @dataclass(frozen=True)
 class Bands:
-    """The bands within a budget ``delta`` of a divergence, or at a price, with the same boxes."""
+    """The bands of rows within a budget ``delta`` of a divergence, or at a price, with boxes."""
 
     kind: Divergence
     delta: float | None = None
@@ -59,23 +60,23 @@ class Bands:
 
     @cached_property
     def priced(self) -> PricedBand | None:
-        """Return the constants of all rows' bands at the price of an f-divergence, else None."""
+        """Return the constants of the bands at a price of an f-divergence, else None."""
         if self.price is None or not 0 < self.price < math.inf:
             return None
         return PricedBand(self.kind, self.price) if isinstance(self.kind, FDivergence) else None
 
     @cached_property
     def _by_row(self) -> bool:
-        """Return whether bands of rows on a CPU are solved one by one."""
+        """Return whether bands of rows on a CPU are solved one by one in compiled loops."""
         if (f := self.kind.generator) is None or not is_compiled(f):
             return False
         within = LEAST_BUDGET < (self.delta or 0.0) < math.inf and not self.boxes
         return within or self.priced is not None
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> PricedRow | BudgetRow | None:
-        """Return the band of one row on a CPU, None where it is solved with others.
+        """Return the band of one row on a CPU, or None if :meth:`laws` has to solve it.
 
-        Within a budget it is that of p by itself.
+        Within a budget ``alive`` is not used: the band is the one of p.
         """
         if not self._by_row:
             return None
@@ -88,9 +89,9 @@ class Bands:
 
     @torch.no_grad()
     def laws(self, q: Batch, p: Batch, alive: Float[Tensor, "*batch"] | None = None) -> Batch:
-        """Return the rows h (..., V), float64 of sum 1; nothing where q = 0.
+        """Return the rows h (..., V), float64 with sum 1; h = 0 where q = 0.
 
-        ``alive`` (...) is P by row; P = 0, which no node is reached with, is taken for P = 1.
+        ``alive`` (...) is P by row. P = 0, with which no node is reached, is taken for P = 1.
         """
         flat_q, flat_p = (rows.reshape(-1, rows.shape[-1]).double() for rows in (q, p))
         ratios = torch.ones_like(flat_q[:, 0]) if alive is None else alive.reshape(-1).double()
@@ -105,22 +106,22 @@ class Bands:
         else:
             for at in parts_of(h):
                 self._write_together(flat_q[at], flat_p[at], ratios[at], h[at])
-        total = h.sum(-1, keepdim=True)  # what is p inside a band stays p
+        total = h.sum(-1, keepdim=True)  # not divided by if nearly 1, so that h = p inside a band
         return h.div_(torch.where((total - 1).abs() <= ROUNDING, 1.0, total)).reshape(q.shape)
 
     def _write_together(self, q: Rows, p: Rows, alive: PerRow, out: Rows) -> None:
         """Write the rows clip(p/P, max(a, c) q, min(b, C) q)."""
         q, p = normalised(q), normalised(p)
-        own, q = q, torch.where(q < LEAST, 0.0, q)  # NaN stays; such tokens may not rise
+        own, q = q, torch.where(q < LEAST, 0.0, q)  # NaN stays NaN; denormal tokens may not rise
         cut, lacking = cut_to_boxes(q, p, alive, *self.boxes.of_rows(q))
         knob, amount, _ = chosen_knob(self.kind, delta=self.delta, price=self.price)
         lower, upper = edges(q, cut, self.kind, knob, amount, lacking)
-        top = torch.where(q > 0, upper * q, 0.0)  # where b is ∞, too
+        top = torch.where(q > 0, upper * q, 0.0)  # 0 also for an infinite edge, where ∞·0 is NaN
         torch.maximum(torch.minimum(cut, top), torch.where(q > 0, lower * q, own), out=out)
 
 
 class Charge(NamedTuple):
-    """D(h‖q) of rows h, acceptance Σ min(p/P, h) or Σ p φ, and the mass raised off the head."""
+    """The charge of rows h: D(h‖q), acceptance Σ min(p/P, h) or Σ p φ, mass raised off the head."""
 
     spent: Any
     accepted: Any
@@ -128,9 +129,9 @@ class Charge(NamedTuple):
 
 
 def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
-    """Return the charge of a law at a node: a solved row, or h, float64.
+    """Return the charge at a node, of a solved row or of a row h in float64.
 
-    The head are tokens with q ≥ HEAD · max q.
+    The head is the set of tokens with q ≥ HEAD · max q.
     """
     q, p = np.ascontiguousarray(q), np.ascontiguousarray(p)
     compiled, head = loops(), HEAD * float(q.max())
@@ -155,7 +156,7 @@ def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) 
 
 
 def divergences_of(kind: Divergence, h: Tensor, q: Tensor) -> Tensor:
-    """Return D(h‖q) of rows (..., V) that sum to 1, float64 (...), on a CPU row by row."""
+    """Return D(h‖q) of rows (..., V) that sum to 1, float64 (...); on a CPU row by row."""
     f = kind.generator
     if f is None or q.is_cuda or not q.numel() or q.dtype not in DECIDED or loops() is None:
         return kind.value(h.double(), q.double())

@@ -1,15 +1,15 @@
-r"""The band's two edges a ≤ 1 ≤ b, searched for without a sort, or read off the sorted path.
+r"""The band's edges a ≤ 1 ≤ b for a batch of rows, found without a sort or on the sorted path.
 
 The best row is h = clip(p, aq, bq) (THEORY.md, Theorems 7, 13 and 24). It sums to 1 where
 
 .. math:: L = U + P_0, \qquad L = Σ(aq − p)_+, \quad U = Σ(p − bq)_+ \quad\text{over } q > 0
 
-and P₀ is what p lacks of 1 there: the draft's mass where q = 0, or above a ceiling on h/q. At a
-node with alive ratio P the row is p/P, so that P₀ may be negative.
+and P₀ is 1 minus p's sum there: the draft's mass where q = 0, or above a ceiling on h/q. At a node
+with alive ratio P the row p/P takes the place of p, so that P₀ may be negative.
 
-The other equation is f′(b) − f′(a) = 1/λ at a price λ, or D = δ. Newton's method in both edges
-takes a pass over the rows a step. Rows that do not converge, or would lose precision, go to the
-sorted path, which is the reference.
+The second equation is f′(b) − f′(a) = 1/λ at a price λ, or D = δ within a budget. Newton's method
+in both edges takes one pass over the rows a step. Rows that do not converge, or would lose
+precision, are solved on the sorted path, which is the reference.
 """
 
 import math
@@ -28,24 +28,24 @@ from cactus_theory.divergences import Divergence
 from cactus_theory.optimum.certificate import Geometry, geometry_of
 from cactus_theory.optimum.sorted_path import Edges, Flags, PerRow, Rows
 
-# most steps of a search; rows that have not converged by then go to the sorted path
+# most steps of a search; rows that have not converged by then are solved on the sorted path
 MOST_STEPS = 24
-# full Newton steps before every second one is damped, against jumps to and fro over a ratio
+# full Newton steps before every second step is halved, as steps may jump to and fro over a ratio
 UNDAMPED = 8
 # Newton's start, found by trial on rows of language models: ln b in units of √(2δ/f″(1)), and the
 # largest share of the way to the largest and the smallest ln(p/q)
 WIDTH, SHARE = 1.5, 0.7
 # error at which a search ends: L, U and D are sums of rounded terms of total size about 1
 CLOSE = 1e-14
-# largest step, relative to the edge, that rows still take once converged: it costs nothing
+# largest step, relative to the edge, that converged rows still take: the step is known anyway
 POLISH = 1e-6
 # largest D(p‖q) in nats: the cost inside the band is D(p‖q) minus sums outside, else all rounding
 MOST_COST = 32.0
 # least budget and price: D is rounding below; the sorted path adds up from the ratio 1 outwards
 LEAST_BUDGET, LEAST_PRICE = 1e-7, 0.01
-# largest price, and f′(b) − f′(a) that is rounding of f′(1)
+# largest price, and largest f′(b) − f′(a) that is only rounding of f′(1)
 MOST_PRICE, MERGED = 1e8, 1e-15
-# slack when asking for exactly the acceptance that a row can reach
+# slack of a demand for exactly the acceptance that a row can reach
 ACCEPTANCE_SLACK = 1e-12
 
 
@@ -59,12 +59,12 @@ def edges(
 ) -> tuple[Float[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:
     """Return the edges (a, b) of each row's band, float64 rows (R, V).
 
-    ``knob`` is delta (the budget) or price (dA/dδ), ``amount`` a number or one a row. Without
-    a sort where the search converges. (0, ∞) stands for h = p and (1, 1) for h = q. Tokens with
-    q = 0 get nothing. Rows are not validated: callers check them first.
+    ``knob`` is delta (the budget) or price (dA/dδ), ``amount`` a number or one a row. Rows are
+    sorted only where the search does not converge. (0, ∞) stands for h = p and (1, 1) for h = q.
+    Tokens with q = 0 get nothing. Rows are not validated: callers check them first.
 
-    q sums to 1, and so does p, or it is a row cut to boxes that is ``lacking`` something
-    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`), and the path ends at a row of its own.
+    q sums to 1. p sums to 1, too, or is a row cut to boxes, which is ``lacking`` 1 minus its sum
+    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`); the path then ends at a row other than p.
     """
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():
@@ -89,7 +89,7 @@ def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
 def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
     """Return the bands for ``knob`` (delta, price or acceptance) at ``amount`` per row.
 
-    The search where it converges; the sorted path for the other rows.
+    Rows on which the search does not converge are solved on the sorted path.
     """
     solution = searched_edges(geometry, knob, amount)
     if solution is None:
@@ -104,7 +104,7 @@ def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
 
 
 def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags] | None:
-    """Return the edges, found without a sort, and which rows converged; None if a sort is due."""
+    """Return the edges found without a sort, and which rows converged; None if a sort is needed."""
     f, kind = geometry.generator, geometry.divergence
     if not (len(amount) and f.smooth) or (geometry.free and bool((geometry.zero_mass > 0).any())):
         return None
@@ -118,22 +118,23 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
     return Edges(*columns), done
 
 
-# The search, in both edges at once. Between two neighbouring ratios p/q the sums L, U and D are
-# linear in a and b but for f, so Newton's method on them ends after a few passes over a row.
-# 1. Start: a and b as a quadratic f would have them, inside the least and the largest ratio.
-# 2. A pass gives q's and p's mass below a and above b, hence L, U and the other equation's excess.
-# 3. A Newton step: the rejection R that both equations have when linearised; a and b then follow
-#    from L = R and U + P₀ = R. An R that is no number, or hardly above 0, gives way to 0.3 of the
-#    middle of L and U + P₀: at the start both slopes are 0.
-# 4. No step goes beyond half of the way to 1 in logarithms, so that a < 1 < b always; after some
-#    steps every second one is halved, as steps may jump to and fro over a ratio.
-# 5. A row is ready when both equations hold to CLOSE, the rounding of the sums. They have one
-#    solution: L rises in a, U falls in b, and along L = U + P₀ both D and the price are monotone.
-# Rows not ready after MOST_STEPS, and those whose sums lose precision, go to the sorted path.
+# The search moves both edges at once. Between two neighbouring ratios p/q the sums L and U are
+# linear in a and b, and D is but for f, so Newton's method ends after a few passes over a row.
+# 1. Start: a and b as a quadratic f would have them, between the least and the largest ratio.
+# 2. A pass gives the mass of q and p below a and above b, hence L, U and the second equation's
+#    excess.
+# 3. A Newton step: solve the linearised equations for the rejection R; a and b then follow from
+#    L = R and U + P₀ = R. If R is no number or hardly above 0, take 0.3 of the mean of L and
+#    U + P₀ instead: at the start both slopes are 0.
+# 4. No edge moves beyond half of the way to 1 in logarithms, so that a < 1 < b always holds. After
+#    some steps every second step is halved, as steps may jump to and fro over a ratio.
+# 5. A row is ready when both equations hold to CLOSE, the rounding of the sums. The solution is
+#    unique: L rises in a, U falls in b, and along L = U + P₀ both D and the price are monotone.
+# Rows not ready after MOST_STEPS, or whose sums lose precision, are solved on the sorted path.
 
 
 class _Start(NamedTuple):
-    """Where a search starts: ratios and their ends, sums' weights, the goal, flags and edges."""
+    """The start of a search: ratios and their ends, weights of sums, goal, flags, first edges."""
 
     ratios: Rows
     ends: tuple[PerRow, PerRow]
@@ -147,7 +148,7 @@ class _Start(NamedTuple):
 
 
 def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
-    """Return the start of a search: at a price, or else within a budget."""
+    """Return the start of a search at a price, or within a budget."""
     q, p, f = geometry.q, geometry.p, geometry.generator
     ratios, lacking = p / q, geometry.zero_mass
     if geometry.inside is not None:
@@ -165,7 +166,7 @@ def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
     else:
         cost = torch.mul(weights[:, 0], f.centred(ratios), out=weights[:, 2])
         goal, total = amount, cost.sum(-1)
-        # f(0) = ∞ at tokens that the draft excludes: they are lifted at any a > 0
+        # where p = 0 and f(0) = ∞ the cost is left out: any a > 0 lifts these tokens
         cost.masked_fill_(~torch.isfinite(cost), 0.0)
         inside = cost.sum(-1)
         lossless, whole = amount == 0, (total <= amount) & (lacking == 0)
@@ -179,7 +180,10 @@ def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
 
 
 def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
-    """Return the Edges at which L = U + P₀ and the other equation holds, and which converged."""
+    """Return the fields of Edges where L = U + P₀ and the second equation hold, and which rows did.
+
+    Rows that did not converge, or were abandoned, are False in the last column.
+    """
     priced, lacking = knob == "price", geometry.zero_mass
     start = _start(geometry, priced, amount)
     masks = geometry.q.new_empty(2, *geometry.q.shape)
@@ -196,7 +200,7 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]
         rejection, close = _newton(geometry, start, edges, mass, costs, sides)
         towards = torch.stack([rejection - sides[:, 0], sides[:, 1] - rejection], -1)
         new, tiny = _kept_apart(edges, edges + towards / mass, mass, step)
-        # beyond the largest ratio with mass left over, the path may have ended
+        # no ratio is above b and mass is still lacking: the path may have ended
         abandoned = abandoned | ((lacking > 0) & (mass[:, 1] <= 0) & ~ready)
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
@@ -212,9 +216,10 @@ def _newton(
     geometry: Geometry, start: _Start, edges: Tensor, mass: Tensor, costs: list[Tensor],
     sides: Tensor,
 ) -> tuple[PerRow, Flags]:  # fmt: skip
-    """Return the rejection that a Newton step goes to, and whether both equations hold already.
+    """Return the rejection R that a Newton step aims at, and whether both equations hold already.
 
-    ``sides`` are L and U + P₀; ``costs``, at a budget, what tokens beyond the edges cost at p.
+    ``sides`` are L and U + P₀. ``costs``, given within a budget, are the sums of q f(p/q) over the
+    tokens beyond each edge.
     """
     f, goal = geometry.generator, start.goal
     lifted, cut = sides.unbind(-1)
@@ -234,32 +239,32 @@ def _newton(
 
 
 def _kept_apart(edges: Tensor, new: Tensor, mass: Tensor, step: int) -> tuple[Tensor, Flags]:
-    """Return new edges on their sides of 1, damped, and which rows have hardly moved."""
+    """Return the new edges, kept on their sides of 1 and damped, and which rows hardly moved."""
     half, above = edges.sqrt(), edges > 1
     new = torch.where(above, torch.maximum(new, half), torch.minimum(new, half))
     tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
     if step >= UNDAMPED and step % 2 == 0:
         new = torch.where(tiny[:, None], new, (new + edges) / 2)
     usable = (new > 0) & (new < torch.inf) & (mass > 0)
-    # no token below a: halve it. None above b: leave it
+    # no token is below a: halve a; none is above b: leave b
     return torch.where(usable, new, edges * edges.new_tensor([0.5, 1.0])), tiny
 
 
 def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
-    """Return the bands found on the sorted path."""
+    """Return the bands of rows, found on the sorted path."""
     path = geometry.path
     rejection = _locate(geometry, knob, amount)
     lossless = rejection >= path.largest
     slack = (rejection <= path.smallest) & ~lossless
     lower, upper, _ = path.at(rejection)
     f, kind = geometry.generator, geometry.divergence
-    if knob == "price" and kind is f:  # an ulp of ε moves the edges of tiny tokens any distance
+    if knob == "price" and kind is f:  # one ulp of ε moves the edges of tiny tokens any distance
         one = torch.full_like(amount, f.slope_at_one)
         lower = torch.maximum(lower, f.ratio_at(one - 1 / amount))
         upper = torch.minimum(upper, f.ratio_at(one + 1 / amount))
-    if kind.generator is not None:  # where the edges meet a few ulps of ε are gained
+    if kind.generator is not None:  # edges merged by rounding: take h = q, a few ulps of ε away
         lossless = lossless | ((geometry.slope(lower, upper) <= MERGED) & ~slack)
-    elif knob == "delta":  # ε gives the ceiling only roughly
+    elif knob == "delta":  # from ε the ceiling follows only roughly
         upper = torch.where(slack, upper, kind.ceiling(amount))
     leaked = torch.zeros_like(rejection)
     if geometry.free:

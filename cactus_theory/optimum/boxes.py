@@ -1,4 +1,4 @@
-"""Bounds on h/q of single tokens: a head that alone may rise, floors, held tokens.
+"""Boxes: bounds on h/q of single tokens, for a head that alone may rise, floors and held tokens.
 
 The best row with c q ≤ h ≤ C q is the band cut to these boxes (THEORY.md, Theorems 24 and 25).
 """
@@ -15,10 +15,10 @@ from cactus_theory.base.roots import rising_root
 from cactus_theory.base.tolerances import MOST
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
-# boxes of a row for compiled loops: the least q of the head, ids that do not fall, and their C
+# no boxes, for compiled loops: the least q of the head, ids that must not fall, and their C
 FREE = 0.0, np.empty(0, np.int64), np.empty(0)
 
-# relative width at which an edge is found
+# relative width at which the search for an edge ends
 SETTLED = 1e-13
 
 
@@ -26,8 +26,8 @@ SETTLED = 1e-13
 class Boxes:
     """Bounds c ≤ h/q ≤ C of single tokens.
 
-    Off the ``head``, tokens with q ≥ head · max q, nothing rises (C = 1). Tokens of ``floored`` do
-    not fall (c = 1), those of ``held`` keep their q.
+    The ``head`` are tokens with q ≥ head · max q; no other token may rise (C = 1). Tokens of
+    ``floored`` must not fall (c = 1), tokens of ``held`` keep their q.
     """
 
     head: float = 0.0
@@ -36,21 +36,21 @@ class Boxes:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        """Return the tokens that do not fall."""
+        """Return the tokens that must not fall."""
         return (*self.held, *(token for token in self.floored if token not in self.held))
 
     def __bool__(self) -> bool:
-        """Return whether any token is bounded."""
+        """Return whether there is any box."""
         return bool(self.head or self.ids)
 
     def check(self, vocab: int) -> None:
-        """Raise ValueError for ids beyond the rows."""
+        """Raise ValueError for ids outside a vocabulary of ``vocab`` tokens."""
         if self.ids and max(self.ids) >= vocab:
             tokens = f"must be below the rows' {vocab} tokens; got {max(self.ids)}"
             raise ValueError(f"floor, hold: {tokens}")
 
     def of_row(self, q: np.ndarray) -> Any:
-        """Return the boxes of a row for compiled loops."""
+        """Return the boxes of a row as compiled loops take them."""
         if not self:
             return FREE
         self.check(q.size)
@@ -59,7 +59,7 @@ class Boxes:
         return least, np.array(self.ids, np.int64), np.array(ceilings)
 
     def of_rows(self, q: Rows) -> tuple[Rows | None, Rows | None]:
-        """Return c and C of the tokens of rows (R, V), each None where there are none."""
+        """Return c and C of the tokens of rows (R, V); None for a side without bounds."""
         self.check(q.shape[-1])
         floor = ceiling = None
         if self.ids:
@@ -78,10 +78,10 @@ NO_BOXES = Boxes()
 def cut_to_boxes(
     q: Rows, p: Rows, alive: PerRow, floor: Rows | None, ceiling: Rows | None
 ) -> tuple[Rows, PerRow]:
-    """Return p′ = clip(p/P, cq, Cq) and 1 minus its sum: exactly 0 if it is p, below 0 above 1.
+    """Return p′ = clip(p/P, cq, Cq), and 1 − Σ p′, exactly 0 if p′ = p and negative if Σ p′ > 1.
 
     The best row with cq ≤ h ≤ Cq is clip(p′, aq, bq): c ≤ 1 is the ``floor`` of each token, C ≥ 1
-    its ``ceiling``. Rows are float64 (R, V) that sum to 1, ``alive`` is P > 0 of each.
+    its ``ceiling``. Rows are float64 (R, V) that sum to 1; ``alive`` is P > 0 of each row.
     """
     ratio = alive[:, None]
     # no h exceeds 1, and p/P with a tiny P may leave float64
@@ -93,11 +93,12 @@ def cut_to_boxes(
 
 
 def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Rows:
-    """Return clip(clip(p, a q^θ, a e^step q^θ), cq, Cq) of sum 1, with q^θ = ``about``.
+    """Return the best rows under a tilt and boxes: clip(clip(p, a q^θ, a e^step q^θ), cq, Cq).
 
-    These are the best rows at a price of 1/``step`` tokens a nat under a tilt, whose boxes are the
-    target's (THEORY.md, Theorem 29). Rows are float64 (R, V) that sum to 1, p over P. Where the
-    boxes cross q^θ no edge lies on a side of 1, so that a is looked for everywhere.
+    q^θ is ``about``, the price 1/``step`` tokens a nat, the boxes are those of q (THEORY.md,
+    Theorem 29). Rows are float64 (R, V) that sum to 1, p over P. Where boxes cross q^θ neither edge
+    need lie on its side of 1, so a is searched for on (0, ∞). The row's sum rises with a; the
+    search ends where the sum is 1.
     """
     floor, ceiling = boxes.of_rows(q)
     least = torch.zeros_like(q) if floor is None else floor * q

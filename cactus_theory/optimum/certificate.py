@@ -1,9 +1,10 @@
-r"""A divergence on the bands of some rows: budgets, prices and certificates.
+r"""A divergence on the bands of some rows: budgets, prices and certificates of optimality.
 
-The Lagrange dual gives a bound without any solver, the certificate
+The Lagrange dual bounds the acceptance A of every row without any solver, the certificate
 :math:`A \le λδ + μ + Σ_i q_i[\min(ρ_i, u_i) − λ f(u_i) − μ u_i]` with ρ = p/q,
 u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget that bounds h/q by c has
-:math:`A \le Σ \min(p, cq)`. Both hold at any edges (THEORY.md, Theorem 8).
+:math:`A \le Σ \min(p, cq)`. Both bounds hold at any edges (THEORY.md, Theorem 8), so that a wrong
+solution cannot certify itself.
 """
 
 import math
@@ -24,7 +25,7 @@ from cactus_theory.optimum.sorted_path import Edges, Path, PerRow, Rows
 
 @dataclass(frozen=True)
 class Measured:
-    """Bands as rows (R, V); acceptance, divergence, price and gap of the dual bound, each (R,)."""
+    """Bands as rows (R, V), with acceptance, divergence, price and gap to the dual bound, (R,)."""
 
     rows: Rows
     edges: Edges
@@ -36,10 +37,10 @@ class Measured:
 
 @dataclass(eq=False)
 class Geometry:
-    """A divergence whose budget translates to that of a generator, on float64 rows (R, V).
+    """A divergence on float64 rows (R, V): measures, prices and bounds the bands of these rows.
 
-    ``free`` allows mass on tokens with q = 0. Rows p may have another sum than 1: ``lacking`` is
-    what they lack then.
+    Budgets are translated to budgets of ``generator``. ``free`` allows mass on tokens with q = 0.
+    Rows p may have another sum than 1; ``lacking`` is then 1 minus the sum.
     """
 
     q: Rows
@@ -58,7 +59,7 @@ class Geometry:
 
     @cached_property
     def inside(self) -> Bool[Tensor, "rows vocab"] | None:
-        """Return where p/q is finite, (R, V); None if everywhere, which one pass over q tells."""
+        """Return where p/q is finite, (R, V); None if everywhere, found by one pass over q."""
         if not self.q.numel() or float(self.q.amin()) > SAFE_RATIO:
             return None
         return torch.isfinite(self.p / self.q)
@@ -73,7 +74,7 @@ class Geometry:
 
     @cached_property
     def path(self) -> Path:
-        """Return the sorted path of bands."""
+        """Return the path of bands of these rows, sorted by p/q."""
         return Path(self.q, self.p, self.generator, self.free, self.zero_mass)
 
     @property
@@ -82,7 +83,7 @@ class Geometry:
         return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
 
     def measured(self, edges: Edges) -> Measured:
-        """Return the bands with these edges, written and measured a few rows at a time."""
+        """Return the bands with these edges, written out and measured a few rows at a time."""
         rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
         places = list(parts_of(rows)) or [slice(0, 0)]
         parts = (self.of_rows(at)._measured(edges.of_rows(at), rows[at]) for at in places)
@@ -93,7 +94,7 @@ class Geometry:
         accepted = torch.minimum(self.p, rows).sum(-1)
         generated, spent = self.measure(rows)
         bound = self.bound(edges, generated, 1 / self.slope(edges.lower, edges.upper))
-        # no row accepts more than the path's end, which proves more where f′(a) leaves float64
+        # no row accepts more than the path's end: a tighter bound where f′(a) leaves float64
         gap = torch.where(bound < self.reachable, bound, self.reachable) - accepted
         return (
             accepted,
@@ -103,13 +104,13 @@ class Geometry:
         )
 
     def write_rows(self, edges: Edges, rows: Rows) -> None:
-        """Write h = clip(p, aq, bq); zero tokens of q get nothing, or their leak when free."""
+        """Write h = clip(p, aq, bq); tokens with q = 0 get nothing, or their leak if ``free``."""
         q, p = self.q, self.p
         torch.maximum(p, q * edges.lower[:, None], out=rows)
         torch.minimum(rows, q * edges.upper[:, None], out=rows)
         if self.inside is not None:
             share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
-            # q where p/q overflows: less than it would cost ∞ where f(0) is
+            # where p/q overflows, h = q: 0 there would cost ∞ if f(0) is ∞
             rows.copy_(torch.where(self.inside, rows, q + p * share[:, None]))
         for ends, end in ((edges.lossless, q), (edges.whole, p)):
             if bool(ends.any()):
@@ -125,11 +126,11 @@ class Geometry:
         return generated, self.divergence.from_generator(generated)
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
-        """Return D(h‖q) of bands from the generator's value ``generated``."""
+        """Return D(h‖q) of bands from their divergence ``generated`` by the generator."""
         return self.divergence.from_generator(generated)
 
     def slope(self, lower: PerRow, upper: PerRow) -> PerRow:
-        """Return f′(b) − f′(a) = 1/λ, where b = ∞ has the slope f′(∞)."""
+        """Return f′(b) − f′(a) = 1/λ; the slope at b = ∞ is f′(∞)."""
         f = self.generator
         far = torch.full_like(upper, f.slope_at_infinity - f.slope_at_one)
         above = torch.where(torch.isinf(upper), far, f.centred_slope(upper))
@@ -152,7 +153,7 @@ class Geometry:
         return torch.where(edges.lossless, first, price)
 
     def rejection(self, delta: PerRow) -> PerRow:
-        """Return the least ε of a band within ``delta``, where the budget binds."""
+        """Return the least rejection probability ε of a band within ``delta``, if that binds."""
         path, budget = self.path, self.divergence.to_generator(delta)
 
         def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,9 +163,9 @@ class Geometry:
         return convex_root(evaluate, path.smallest, path.largest, budget)
 
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
-        """Return the dual bound at λ = ``price``: no row of as much divergence accepts more, (R,).
+        """Return the dual bound at λ = ``price``, (R,): no row of equal divergence accepts more.
 
-        Of the edges λ is 1/(f′(b) − f′(a)).
+        At the edges themselves λ is 1/(f′(b) − f′(a)).
         """
         q, p, f = self.q, self.p, self.generator
         level = -price * f.centred_slope(edges.lower)
@@ -182,30 +183,30 @@ def _sum_of(one: Rows, other: Rows) -> PerRow:
 
 
 class CeilingGeometry(Geometry):
-    """A divergence whose budget bounds h/q pointwise; its bands lie on the same path."""
+    """A divergence whose budget bounds h/q at every token; its bands lie on the same path."""
 
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
-        """Return D(h‖q) twice: no generator enters."""
+        """Return D(h‖q) twice, as there is no generator."""
         spent = self.divergence.value(rows, self.q)
         return spent, spent
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
-        """Return the divergence whose ceiling is b, ln b for the max-divergence."""
+        """Return the divergence whose ceiling is b: ln b for the max-divergence."""
         return self.divergence.from_ceiling(upper)
 
     def price(self, edges: Edges, spent: PerRow) -> PerRow:
-        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b, 1 at h = q."""
+        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b, which is 1 at h = q."""
         cut = torch.where(self.p > edges.upper[:, None] * self.q, self.q, 0.0).sum(-1)
         return self.divergence.ceiling_slope(edges.upper) * cut
 
     def rejection(self, delta: PerRow) -> PerRow:
-        """Return Σ (p − c(δ) q)₊ and what p lacks of 1, on the path."""
+        """Return the rejection probability Σ (p − c(δ) q)₊ plus ``lacking``, kept on the path."""
         over = (self.p - self.divergence.ceiling(delta)[:, None] * self.q).clamp(min=0.0).sum(-1)
         over = over if self.lacking is None else over + self.lacking
         return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
 
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
-        """Return Σ min(p, bq)."""
+        """Return the bound Σ min(p, bq)."""
         return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
 
 
@@ -216,11 +217,11 @@ def geometry_of(
     support: str = "target",
     lacking: PerRow | None = None,
 ) -> Geometry:
-    """Return the geometry of a divergence on float64 rows (R, V); q sums to 1."""
+    """Return the geometry of a divergence on float64 rows (R, V), of which q sums to 1."""
     generator = divergence.generator
     if generator is None:
-        # any generator will do for a ceiling: the bands of a path are the same for all of them, its
-        # costs are not read, and no budget allows mass where q = 0
+        # any generator will do for a ceiling: the bands of a path do not depend on it, its costs
+        # are not read, and no budget allows mass where q = 0
         return CeilingGeometry(q, p, divergence, TotalVariation(), lacking=lacking)
     free = support == "free" and math.isfinite(generator.slope_at_infinity)
     return Geometry(q, p, divergence, generator, free, lacking)

@@ -1,9 +1,9 @@
 r"""The best law of a block of a deterministic draft: :math:`h ∝ q e^{N/ν}`, N accepted tokens.
 
-A deterministic draft (greedy, n-gram) is a function of the text before it, so that what follows a
-token is known, and what it is worth is, too: at a price ν of KL, in tokens per nat, every token
-that is accepted raises a block's weight by e^{1/ν} (THEORY.md, Theorem 14; with tokens that keep
-their chance Theorem 26), in logarithms here.
+A deterministic draft (greedy, n-gram) is a function of the text before it, so that the tokens after
+a drafted token, and their worth, are known. At a price ν of KL, in tokens per nat, every accepted
+token multiplies a block's weight by e^{1/ν} (THEORY.md, Theorem 14; with tokens that keep their
+probability Theorem 26). Weights are kept as logarithms. The policy ``band`` uses this law.
 """
 
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from cactus_theory.base.tolerances import LEAST
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
 from cactus_theory.optimum.rows import AheadRow, NodeRow, Row
 
-# Backwards over a path, without a search. The law of a block is q's with each text weighted by
-# e^{1/ν} for every token that is accepted, so that all that a row must know is z, the mean weight
-# of what follows its drafted token n:
-# 1. After the last token nothing is drafted, and accepting it weighs e^{1/ν}: ln z = 1/ν.
-# 2. In a row only mass m may move, which n shares with the others by the odds q_n z to m − q_n:
+# One backward pass over a path, without a search. The law of a block is q's law with each text
+# weighted by e^{1/ν} for every accepted token. All that a row needs of later rows is z, the mean
+# weight of the text after its drafted token n:
+# 1. After the last token nothing is drafted; accepting this token weighs e^{1/ν}, so ln z = 1/ν.
+# 2. In a row only mass m may move. Token n shares m with the others by the odds q_n z to m − q_n:
 #    h_n = m sigmoid(ln q_n − ln(m − q_n) + ln z).
-# 3. The row's own mean weight, ((m − q_n + q_n z)/m)^m, times e^{1/ν}, is z for the token before.
-# 4. A token that may not rise keeps q_n; a text goes through it with that chance: z^{q_n}.
-# K steps end it. By the chain rule of KL a block's E N − ν KL is the sum of its rows', each of
-# which is solved alone, the later ones first: so the law of the path is the best one (Theorem 14).
+# 3. The row's mean weight ((m − q_n + q_n z)/m)^m, times e^{1/ν}, is z for the token before.
+# 4. A token that may not rise keeps q_n, the probability of a text to go through it: z^{q_n}.
+# The pass ends after K steps. By the chain rule of KL a block's E N − ν KL is a sum over its rows.
+# Each row is optimal given the later rows, so the law of the path is the best law (Theorem 14).
 
 
 @dataclass(frozen=True)
 class LookAhead:
-    """The best law at a price, in tokens per nat, of rows with boxes.
+    """The best law of blocks at a price, in tokens per nat, for rows with boxes.
 
-    h is proportional to q off drafted tokens and those of the boxes that may not fall.
+    h is proportional to q except at drafted tokens and at tokens whose boxes forbid a fall.
     """
 
     price: float
@@ -47,11 +47,12 @@ class LookAhead:
     ) -> Float[Tensor, "batch K"]:
         r"""Return :math:`h_n = m q_n z/(m − q_n + q_n z)` of drafted tokens, z what follows each.
 
-        m is the mass that may move, that of all tokens but those of a box other than n. Backwards,
-        z = e^{1/ν} after the last token, and before a token it is e^{1/ν} ((m − q_n + q_n z)/m)^m.
-        Where n may not rise, held or off the head, h_n = q_n and before it z is e^{1/ν} z^{q_n}.
-        Entries beyond ``counts`` are not read. Of a tilted target each row, that of the bonus
-        token, too, is worth ``worth`` more, ln Σ q e^{θ r̃} (Theorem 29), and z that often e.
+        z is the mean weight of the text after the token, and m the mass that may move: that of all
+        tokens without a box, and of n. Backwards, z = e^{1/ν} after the last token, and before a
+        token z is e^{1/ν} ((m − q_n + q_n z)/m)^m. If n may not rise (held, or off the head),
+        h_n = q_n, and before it z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read. With
+        a tilt each row, the bonus token's too, is worth ``worth`` = ln Σ q e^{θ r̃} more (Theorem
+        29), and z is multiplied by e to that power.
         """
         # a row may round to an ulp above 1; entries below 0 are refused
         q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
@@ -89,7 +90,7 @@ class LookAhead:
         p: Float[Tensor, "*batch vocab"],
         raised: Float[Tensor, "*batch"],
     ) -> Float[Tensor, "*batch vocab"]:
-        """Return rows with mass ``raised`` on the tokens of p, shared as in p, the rest as in q."""
+        """Return rows with mass ``raised`` on p's tokens, shared as in p, and the rest as in q."""
         drafted, mass = p > 0, raised[..., None]
         stays = torch.zeros_like(drafted)
         stays[..., list(self.boxes.ids)] = True
@@ -101,5 +102,5 @@ class LookAhead:
         return torch.where(drafted, p * mass, torch.where(stays, q, rest * scale))
 
     def row(self, q: Row, token: int, raised: float, alive: float) -> NodeRow | None:
-        """Return the row of a token that was raised, for compiled loops; None if it is written."""
+        """Return the compiled row of a raised token, or None if ``law`` has to write the row."""
         return AheadRow(q, token, raised, alive, self.boxes)

@@ -1,11 +1,10 @@
-r"""The best mean acceptance of many rows for one mean divergence: the same price on all of them.
+r"""The best mean acceptance of many rows within one mean divergence: one price for all rows.
 
 .. math:: \max_{h_1 … h_N} \frac1N \sum_t \sum_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\;
    \frac1N \sum_t D(h_t\|q_t) \le δ
 
-Acceptance is concave in each row's divergence, so no row may have another slope than the others
-(THEORY.md, Theorem 9).
-At any price λ the Lagrange dual bounds every other way to spend δ:
+Acceptance is concave in each row's divergence, so at the optimum all rows have the same slope, the
+price λ (THEORY.md, Theorem 9). At any price the Lagrange dual bounds every other way to spend δ:
 
 .. math:: A \le λδ + \frac1N \sum_t \Big( μ_t + \sum_i q_{ti}
    \sup_u [\min(ρ_{ti}, u) − λ f(u) − μ_t u] \Big)
@@ -28,17 +27,17 @@ from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.optimum.batch_edges import chosen_knob, solve_edges
 from cactus_theory.optimum.certificate import Geometry, Measured, geometry_of
 
-# tolerance of a mean at its amount, in 1 + the amount
+# tolerance of a mean at its amount, relative to 1 + the amount
 CLOSE = 1e-13
-# limits of the price, beyond which rows are at their ends; a search settles to the last digit
+# limits of the price, beyond which rows are at their ends; the search ends at the last digit
 LEAST_PRICE, LARGEST_PRICE, SETTLED = 1e-150, 1e150, 1e-30
-# factor of the price from a frontier's point towards an end (0 or ∞), which has no logarithm
+# factor of the price from a point towards an end (0 or ∞), which has no logarithm
 OUTWARDS = 4.0
 
 
 @dataclass(frozen=True)
 class PooledAcceptance:
-    """The optimum over N rows together; rows in the input's kind and dtype."""
+    """The optimum over N rows together; rows in the kind and dtype of the input."""
 
     target: Any
     acceptance: Any
@@ -86,26 +85,26 @@ def pooled_acceptance(
 ) -> PooledAcceptance:
     """Maximise the mean acceptance of rows (..., V) under a bound on their mean divergence.
 
-    Exact up to float64 rounding, at any size: each step solves all rows at one price. Tokens
-    with q = 0 get nothing.
-
+    The result is exact up to float64 rounding for any number of rows: the search is over one
+    price, and each step solves all rows at this price. Tokens with q = 0 get nothing.
     Parameters
     ----------
     target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`.
-    divergence : one whose sums are budgets and whose price is one-to-one: KL, reverse KL, χ²,
-        Hellinger, Jensen-Shannon, alpha.
-    delta : mean divergence to spend, ≥ 0 (nats a row for KL). Or ``price``, the price itself; or
-        ``acceptance``, the mean acceptance to reach at the least mean divergence.
+    divergence : an f-divergence with one budget for each price: KL, reverse KL, χ², Hellinger,
+        Jensen-Shannon, alpha.
+    delta : mean divergence to spend, ≥ 0 (nats a row for KL).
+    price : instead of delta, the price of all rows.
+    acceptance : instead of delta, the mean acceptance to reach at the least mean divergence.
     normalise : as for :func:`optimal_acceptance`.
 
     Returns
     -------
-    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), what each accepts
+    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), what each row accepts
         and spends.
-    mean_acceptance, mean_divergence : over rows.
-    price : the one price of all rows; ∞ at δ = 0, 0 where every row is at its end.
+    mean_acceptance, mean_divergence : means over rows.
+    price : the price of all rows; ∞ at δ = 0, 0 where every row is at its end.
     bound, gap : proven upper bound on the mean acceptance of any rows that spend as much, and
-        bound minus it: zero up to rounding, of either sign.
+        bound minus mean acceptance: zero up to rounding, of either sign.
 
     Raises
     ------
@@ -150,9 +149,9 @@ def pooled_frontier(
 ) -> PooledFrontier:
     """Return the best mean acceptance of rows (..., V) at each mean divergence, and its bound.
 
-    The ends are h = q and the largest acceptance; the next price is tried in the widest gap in
-    acceptance, so that the points are spread over it. Each is exact. ``normalise`` as for
-    :func:`optimal_acceptance`; ``on_point`` is called with how many points are done.
+    The ends are h = q and the largest acceptance. Each further point is solved exactly at a price
+    in the widest gap in acceptance, so that the points spread over the acceptance. ``normalise`` as
+    for :func:`optimal_acceptance`; ``on_point`` is called with the number of points done.
 
     Raises
     ------
@@ -205,7 +204,10 @@ def _point(geometry: Geometry, price: float) -> _Point:
 
 
 def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
-    """Return the point whose mean divergence, or acceptance, is ``amount``, or an end."""
+    """Return the point with mean divergence, or mean acceptance, of ``amount``, or an end.
+
+    The search is over ln λ. It keeps the point with the most spent that does not exceed ``amount``.
+    """
     close = CLOSE * (1 + amount)
     strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)
 
@@ -224,7 +226,7 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
     seen = [strict]
 
     def lack(price: float) -> float:
-        """Return ln(asked gain / gain at this price), nearly linear in ln λ."""
+        """Return ln(gain asked for / gain at this price), nearly linear in ln λ."""
         seen.append(_point(geometry, price))
         gained = excess(seen[-1]) - excess(strict)
         if abs(excess(seen[-1])) <= close:
@@ -236,7 +238,7 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
 
 
 def _between(left: _Point, right: _Point) -> float:
-    """Return a price between two points; the first may be at ∞, the second at 0."""
+    """Return a price between two points; the price of the first may be ∞, of the second 0."""
     if left.price == math.inf:
         return 1.0 if right.price == 0 else OUTWARDS * right.price
     return left.price / OUTWARDS if right.price == 0 else math.sqrt(left.price * right.price)
@@ -244,7 +246,7 @@ def _between(left: _Point, right: _Point) -> float:
 
 def _bound(geometry: Geometry, point: _Point) -> float:
     """Return the Lagrange bound on the mean acceptance at the point's mean divergence."""
-    if point.price in (0.0, math.inf):  # the most that can be accepted; at δ = 0 the only rows
+    if point.price in (0.0, math.inf):  # 0: all that can be accepted; ∞: the only rows at δ = 0
         return float(geometry.reachable.mean()) if point.price == 0 else point.acceptance
     f, edges = geometry.generator, point.bands.edges
     # the best u is ρ kept between a and the b with f′(b) − f′(a) = 1/λ
