@@ -1,4 +1,4 @@
-"""Divergences of an emitted row h from a target row q, each with its geometry."""
+"""Divergences of an emitted row h from a target row q, and what the optimum needs of each."""
 
 from cactus_theory.divergences import classical as _classical  # registers them  # noqa: F401
 from cactus_theory.divergences.definition import Divergence, FDivergence, list_divergences

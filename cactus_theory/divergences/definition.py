@@ -1,9 +1,9 @@
-r"""Divergences: their definition, the geometry that the optimum needs, and their registry.
+r"""Divergences: their base classes, the geometry that the optimum needs, and their registry.
 
 Every f-divergence is :math:`D_f(h\|q) = \sum_{q>0} q f(h/q) + f'(\infty)\,h(q=0)` with convex
-f, f(1) = 0. Others are increasing functions of one (Rényi), so that their budgets translate, or
-bound the ratio h/q pointwise (max-divergence). The optimum and the solvers use only what is
-declared here and never ask which divergence it is.
+f, f(1) = 0. Other divergences are increasing functions of an f-divergence (Rényi), so that budgets
+translate, or bound the ratio h/q pointwise (max-divergence). The optimum and the solvers use only
+the members declared here, and have no code for particular divergences.
 Source of the definitions: Csiszár 1967; Liese & Vajda 2006; van Erven & Harremoës 2014.
 """
 
@@ -26,7 +26,7 @@ CURVATURE_STEP = 1e-5
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence D(h‖q) in nats (or its own unit), 0 iff h = q; knobs are dataclass fields.
+    """A divergence D(h‖q), in nats or a unit that it defines; 0 iff h = q. Fields are its knobs.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class Divergence:
     generator : the f-divergence that a budget translates to; None where the budget bounds
         h/q pointwise, by ``ceiling``.
     concave_frontier : whether the best acceptance is concave in the budget.
-    priced : whether it is strictly concave, so that every price names one budget.
+    priced : whether this is strictly concave, so that every price names one budget.
     linear : whether D ≤ δ is a set of linear constraints on h.
     additive : whether a sum of values over positions is a convex budget on their rows.
     """
@@ -61,7 +61,7 @@ class Divergence:
 
     @property
     def priced(self) -> bool:
-        """Return whether each price has one budget, and each budget one price."""
+        """Return whether each price belongs to one budget, and each budget to one price."""
         generator = self.generator
         return self.concave_frontier and generator is not None and generator.smooth
 
@@ -78,7 +78,7 @@ class Divergence:
         return value
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
-        """Return the price dA/dδ from the generator's price, where D is ``value``."""
+        """Return the price dA/dδ from the generator's price, at rows with a divergence ``value``."""
         return price
 
     def ceiling(self, delta: Tensor) -> Tensor:
@@ -96,15 +96,15 @@ class Divergence:
 
 @dataclass(frozen=True)
 class FDivergence(Divergence):
-    """A divergence given by a convex generator f with f(1) = 0: its own generator.
+    """A divergence given by a convex generator f with f(1) = 0, which is its ``generator``.
 
     Attributes
     ----------
     at_zero : f(0), possibly infinite.
     slope_at_infinity : f′(∞), possibly infinite.
-    slope_at_one : f′(1); subtracting slope_at_one·(t−1) leaves the divergence unchanged. At a
-        kink, the middle of the two one-sided slopes.
-    kink : how much f′ jumps at 1.
+    slope_at_one : f′(1); subtracting slope_at_one·(t−1) from f leaves the divergence unchanged. At
+        a kink, the mean of the two one-sided slopes.
+    kink : the jump of f′ at 1.
     smooth : whether f is differentiable and strictly convex.
     """
 
@@ -132,9 +132,9 @@ class FDivergence(Divergence):
         raise ValueError(f"divergence: {self.name} has no inverse slope; got {self.spec}")
 
     def curvature(self, t: Tensor) -> Tensor:
-        """Return f″(t), here by a central difference of f′ good to about nine digits.
+        """Return f″(t); by default a central difference of f′, good to about nine digits.
 
-        Only speed depends on it: a class may give it exactly.
+        Only speed depends on the error, so a class need not define it exactly.
         """
         step = CURVATURE_STEP * t
         return (self.slope(t + step) - self.slope(t - step)) / (2 * step)
@@ -150,7 +150,7 @@ class FDivergence(Divergence):
         return self.slope(t) - self.slope_at_one
 
     def ratio_at(self, y: Tensor) -> Tensor:
-        """Return the ratio where f′ reaches y: 0 below its range, ∞ above it."""
+        """Return the ratio where f′ reaches y; 0 for y below the range of f′, ∞ above the range."""
         low, high = self.slope(torch.full_like(y, SAFE_RATIO)), self.slope_at_infinity
         inside = (y > low) & (y < high)
         ratio = self.slope_inverse(torch.where(inside, y, self.slope_at_one))
@@ -162,9 +162,9 @@ class FDivergence(Divergence):
         return float(self.ratio_at(self.slope(one) + step))
 
     def two_points(self, raised: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)) and its derivative in γ.
+        """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of rows with h_n = γ, and its slope.
 
-        That is the least D of any row with h_n = γ.
+        The slope is the derivative in γ.
         """
         rest = 1 - q_n
         up, down = raised / q_n, (1 - raised) / rest
@@ -188,25 +188,25 @@ Kind = TypeVar("Kind", bound=type[Divergence])
 DIVERGENCES: Registry[type[Divergence]] = Registry(
     "divergence", Divergence, "a Divergence", "divergence"
 )
-# tolerance of f(1) = 0 and of f′(1) at registration
+# tolerance of the checks f(1) = 0 and f′(1) = slope_at_one at registration
 ROUNDING = 1e-9
 
 
 def register_divergence(kind: Kind) -> Kind:
     """Make a divergence class available wherever a divergence is named.
 
-    That is ``ct.divergence``, the optimum, the band, audits, the command line, and the solvers,
-    which also need its form for cvxpy (``solvers/_perspective.py``). The class carries its name,
-    its knobs as dataclass fields, an ``example`` of them if there are any, and its geometry (see
-    :class:`Divergence`); what it declares of its generator at 1 is checked.
+    These places are ``ct.divergence``, the optimum, the band, audits, the command line, and the
+    solvers, which also need its form for cvxpy (``solvers/_perspective.py``). The class has a name,
+    its knobs as dataclass fields, an ``example`` of the knobs if there are any, and its geometry
+    (see :class:`Divergence`). Its declarations about the generator at 1 are checked.
 
     Raises
     ------
     TypeError
         Not a Divergence class.
     ValueError
-        A name of the base or one that is taken, an example without all knobs, f(1) ≠ 0, or
-        f′(1) other than ``slope_at_one``.
+        The base class's name or a taken name, an example without all knobs, f(1) ≠ 0, or f′(1)
+        other than ``slope_at_one``.
 
     Examples
     --------
@@ -261,14 +261,14 @@ def read_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     """Return the divergence named by ``spec``, such as ``"kl"`` or ``"renyi:a=2"``.
 
     ``divergence("my_file.py:Mine")`` reads a divergence of your own from its file, and registers
-    it under that name.
+    the divergence under that name.
 
     Raises
     ------
     ValueError
         Unknown name or knob, a missing order, or an order outside its range.
     OSError, TypeError
-        No such file; a file's name that is no divergence.
+        No such file; an object in the file that is no divergence.
 
     Examples
     --------
@@ -289,7 +289,7 @@ def read_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
 
 
 def known_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
-    """Return :func:`read_divergence` of a name from data or a request: no file is read."""
+    """Return the divergence of a name that stands in data or a request; no file is read."""
     if isinstance(spec, Divergence):
         return spec
     if not isinstance(spec, str):

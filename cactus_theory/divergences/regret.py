@@ -1,10 +1,10 @@
-r"""Regret: the charge of temperature 0, where rows of the target are one-hot and KL is 0 or ∞.
+r"""Regret: the charge at temperature 0, where rows of the target are one-hot and KL is 0 or ∞.
 
 .. math:: ρ_n = \max \ln q − \ln q_n, \qquad D_ρ(h) = \sum_n h_n ρ_n
 
-in nats, q being the target's row at temperature 1. As T → 0 it is the limit of T KL(h‖q_T),
-q_T the row at temperature T (THEORY.md, Theorem 30). It is no member of the registry: D_ρ is 0 on
-every argmax, and not at h = q.
+in nats, with q the target's row at temperature 1. D_ρ is the limit of T KL(h‖q_T) as T → 0, with
+q_T the row at temperature T (THEORY.md, Theorem 30). Regret is not in the registry of divergences,
+because D_ρ is 0 on every argmax, and not at h = q.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from cactus_theory.divergences.definition import Divergence
 
 
 def regrets(q: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    """Return ρ of every token, float64: ∞ where q = 0, NaN throughout a row with NaN."""
+    """Return ρ of every token, float64: ∞ where q = 0, NaN for a whole row with NaN."""
     logs = q.double().log()
     return logs.amax(-1, keepdim=True) - logs
 
@@ -35,7 +35,7 @@ class Regret(Divergence):
         return torch.where(h > 0, h * regrets(q), 0.0).sum(-1)
 
     def from_ceiling(self, ratio: Tensor) -> Tensor:
-        """Raise ValueError: regret does not bound h/q, which programs without a generator need."""
+        """Raise ValueError: regret bounds no h/q, as programs without a generator would need."""
         raise ValueError("divergence: regret has a program of its own, ct.optimal_regret")
 
 

@@ -1,9 +1,9 @@
 """Passes over one row, compiled by numba: sums, laws and their costs, draws, residuals.
 
-:mod:`cactus_theory.optimum.rows` says what A, U, P and a row's units are, and loads all files of
-compiled loops when the first row is solved. Sums are float64 whatever the rows' dtype, and most
-passes need no memory. Loops whose terms are sums, products, quotients and
-``log_of`` take several tokens at once; math.log takes one.
+:mod:`cactus_theory.optimum.rows` defines A, U, P and a row's units, and loads all files of compiled
+loops when the first row is solved. Sums are float64 whatever the rows' dtype, and most passes need
+no memory. Loops whose terms are sums, products, quotients and ``log_of`` are vectorised, several
+tokens at once; math.log takes one token at a time.
 """
 
 import math
@@ -25,26 +25,26 @@ from cactus_theory.base.files import first_line
 from cactus_theory.base.tolerances import LEAST
 
 Row = np.ndarray
-# least q of the head, ids of tokens that do not fall, and their C
+# boxes: the least q of the head, ids of tokens that must not fall, and their ceilings C
 Boxes = tuple[float, Row, Row]
 # A, U, P in the row's units, and boxes
 Band = tuple[float, float, float, Boxes]
-# √½ as an int64: a number's bits less these begin with the exponent of the nearest power of 2
+# √½ as an int64: a number's bits minus these begin with the exponent of the nearest power of 2
 ROOT_BITS, MANTISSA = 0x3FE6A09E667F3BCD, 52
-# tokens of a row that are added up at once, before a draw looks at each of them
+# tokens whose masses are added up in one block, before a draw looks at single tokens
 BLOCK = 512
-# entries of a row whose charges are added up at once, so that they stay near the core
+# entries of a row whose charges are added up at once, so that they stay in the CPU's cache
 CHARGED = 2**11
-# what compiled loops are made of: each holds code and constants of other files
+# files that compiled loops depend on: a loop holds code and constants of other files
 FILES = [Path(tolerances.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
 SOURCES = sha256(b"".join(file.read_bytes() for file in FILES)).digest()
 
 
 class _Entries(IndexDataCacheFile):
-    """numba's files of one loop, where a damaged file or a full disk costs a warning and time.
+    """numba's cache files of one loop; a damaged file or a full disk costs only a warning and time.
 
-    Entries have a digest, of their signature too: machine code with a changed byte, or that of
-    other types, may run and return wrong numbers.
+    Entries carry a digest of code and signature. Without the digest machine code with a changed
+    byte, or machine code for other types, might run and return wrong numbers.
     """
 
     said = False
@@ -76,18 +76,18 @@ class _Entries(IndexDataCacheFile):
                     stacklevel=3,
                 )
             with suppress(OSError):
-                self.flush()  # what is compiled now takes the place of what was damaged
+                self.flush()  # newly compiled code then replaces the damaged files
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """Return a function compiled with numba, kept in its cache where that can be written.
+    """Return a function compiled by numba and kept in numba's cache if the cache can be written.
 
-    Its sums may be added up in any order (SIMD); infinities and NaN keep their meaning, and
-    x/0 is one of them.
+    Its sums may be added up in any order (SIMD). Infinities and NaN are kept, and x/0 gives one of
+    them.
     """
     options = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
     loop: Any = njit(**options)(function)
-    with suppress(RuntimeError):  # no folder for it can be written
+    with suppress(RuntimeError):  # numba finds no folder that can be written
         loop._cache = cache = FunctionCache(function)
         cache._cache_file = _Entries(cache.cache_path, cache._impl.filename_base, SOURCES)
     return loop
@@ -95,7 +95,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @compiled
 def log_of(t: float) -> float:
-    """Return ln t of a normal number to 4e-16 of its size, by a series that vectors can take.
+    """Return ln t of a normal number to 4e-16 of its size, by a series that vectorises.
 
     With t = m 2^e, √½ ≤ m < √2 and s = (m − 1)/(m + 1) it is e ln 2 + 2(s + s³/3 + s⁵/5 + …).
     """
@@ -133,7 +133,7 @@ def largest_of(q: Row, p: Row) -> float:
 def outer_sums(
     q: Row, p: Row, cost: Row, lower: float, upper: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return the sums of q, p and ``cost`` below the band, then those above it."""
+    """Return the sums of q, p and ``cost`` over tokens below the band, then over tokens above."""
     q_low = p_low = c_low = q_high = p_high = c_high = 0.0
     for i in range(q.size):
         q_i, p_i, c_i = np.float64(q[i]), np.float64(p[i]), cost[i]
@@ -156,9 +156,9 @@ def edges_of(lower: float, upper: float, unit: float, boxes: Boxes, j: int) -> t
 
 @compiled
 def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
-    """Write h/q, clip(p/q, A, U) over P, 1 where q = 0.
+    """Write h/q = clip(p/q, A, U)/P, and 1 where q = 0, for a part of a row.
 
-    Of the part of a row that begins with token ``start``, whose band is A, U, P and boxes.
+    The part begins with token ``start`` of the row, whose ``band`` is A, U, P and boxes.
     """
     lower, upper, unit, boxes = band
     least, ids, _ = boxes
@@ -180,9 +180,9 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
 def write_quotients(
     q: Row, p: Row, h: Row, mass: float, drafted: float, out: Row
 ) -> tuple[float, float]:
-    """Write h/q of a law, 1 where it is no number; return Σ h and Σ min(p, h) there.
+    """Write h/q of a law, 1 where h/q is not finite; return Σ h and Σ min(p, h) over such tokens.
 
-    q is taken over ``mass``, p over ``drafted``.
+    q is divided by ``mass``, p by ``drafted``.
     """
     outside = overlap = 0.0
     for i in range(q.size):
@@ -196,9 +196,9 @@ def write_quotients(
 
 @compiled
 def write_costs(ratios: Row, kl: bool, out: Row) -> None:
-    """Write f(t) − f′(1)(t − 1) of ratios h/q, of KL (t ln t) or else of Jensen-Shannon.
+    """Write f(t) − f′(1)(t − 1) of ratios t = h/q, for KL (t ln t) or else Jensen-Shannon.
 
-    No term of KL's is rounded near t = 1.
+    The terms of KL keep their digits near t = 1.
     """
     for i in range(ratios.size):
         t = ratios[i]
@@ -210,7 +210,7 @@ def write_costs(ratios: Row, kl: bool, out: Row) -> None:
 
 @compiled
 def entropy_of(q: Row) -> float:
-    """Return −Σ q ln q, 0·ln 0 being 0."""
+    """Return the entropy −Σ q ln q in nats, with 0·ln 0 = 0."""
     total = 0.0
     for i in range(q.size):
         q_i = np.float64(q[i])
@@ -222,9 +222,10 @@ def entropy_of(q: Row) -> float:
 def charges_of(
     q: Row, p: Row, ratios: Row, costs: Row, mass: float, drafted: float, head: float
 ) -> tuple[float, float, float]:
-    """Return D(h‖q), Σ min(p/P, h), and Σ (h − q)₊ where q < ``head`` of a part, by h/q and costs.
+    """Return D(h‖q), Σ min(p/P, h), and Σ (h − q)₊ over q < ``head``, of a part of a row.
 
-    q is taken over ``mass`` but for the head, p over ``drafted``, which is P Σp.
+    ``ratios`` are h/q, ``costs`` their costs. q is divided by ``mass``, except in the comparison
+    with ``head``; p is divided by ``drafted``, which is P Σp.
     """
     spent = accepted = raised = 0.0
     per_mass, per_drafted = 1 / mass, 1 / drafted
@@ -241,9 +242,9 @@ def charges_of(
 def whole_charge(
     q: Row, p: Row, band: Band, h: Row, kl: bool, alive: float, head: float
 ) -> tuple[float, float, float, float]:
-    """Return the sums of :func:`charges_of` of a whole row, and Σ h where h/q is no number.
+    """Return the sums of :func:`charges_of` over a whole row, and Σ h where h/q is not finite.
 
-    h is the band's, or ``h`` where that is not empty. The costs are KL's, or Jensen-Shannon's.
+    h is the band's row, or ``h`` if that is not empty. Costs are those of KL or Jensen-Shannon.
     """
     mass, drafted = sums_of(q, p)
     drafted, size = drafted * alive, min(CHARGED, q.size)
@@ -270,9 +271,9 @@ def whole_charge(
 def directions_of(
     q: Row, p: Row, band: Band, h: Row, target: Row
 ) -> tuple[float, float, float, float, float]:
-    """Return Σ h ln t, Σ t ln t, Σ h t, Σ t², and Σ h where t = 0, of the target's row t.
+    """Return Σ h ln t, Σ t ln t, Σ h t, Σ t², and Σ h over t = 0, with t the target's row.
 
-    h is the band's of q and p, or ``h`` where that is not empty. Sums of rows are divided out.
+    h is the band of q and p, or ``h`` if that is not empty. Rows are divided by their sums.
     """
     (mass, own), laws = sums_of(q, target), np.empty(min(CHARGED, q.size))
     h_t = t_t = both = square = outside = 0.0
@@ -298,7 +299,7 @@ def directions_of(
 
 @compiled
 def left_mass(q: Row, p: Row, scale: float) -> float:
-    """Return Σ (s q − p)₊, that of s q where p is empty; NaN if an entry is."""
+    """Return Σ (s q − p)₊, or the sum of s q if p is empty; NaN if an entry is NaN."""
     total = 0.0
     for i in range(q.size):
         left = scale * np.float64(q[i]) - (np.float64(p[i]) if p.size else 0.0)
@@ -308,9 +309,10 @@ def left_mass(q: Row, p: Row, scale: float) -> float:
 
 @compiled
 def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
-    """Return the first token of positive mass where that of (s q − p)₊ exceeds draw × total.
+    """Draw from (s q − p)₊: return the first token at which the mass exceeds draw × total.
 
-    As :func:`cactus_theory.verify.draw.pick`: −1 where the total is 0, ∞ or NaN.
+    As :func:`cactus_theory.verify.draw.pick`: the token has positive mass; −1 if the total is 0, ∞
+    or NaN.
     """
     parts, total = np.empty((q.size + BLOCK - 1) // BLOCK), 0.0
     for part in range(parts.size):
@@ -330,7 +332,7 @@ def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
             mass += left if left > 0 else 0.0
             if left > 0 and mass > goal:
                 return i
-    last = q.size - 1  # the goal was rounded up to the total
+    last = q.size - 1  # the goal was rounded up to the total: take the last token with mass
     while not scale * np.float64(q[last]) - (np.float64(p[last]) if p.size else 0.0) > 0:
         last -= 1
     return last

@@ -87,6 +87,7 @@ def pooled_acceptance(
 
     The result is exact up to float64 rounding for any number of rows: the search is over one
     price, and each step solves all rows at this price. Tokens with q = 0 get nothing.
+
     Parameters
     ----------
     target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`.

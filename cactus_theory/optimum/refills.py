@@ -1,4 +1,4 @@
-"""Loops of per-proposal policies, compiled by numba: raised entries, and what rejections refill.
+"""Loops of per-proposal policies, compiled by numba: raised entries, and sums of their residuals.
 
 Source of the sums: THEORY.md, Theorem 4.
 """
@@ -12,7 +12,7 @@ from cactus_theory.optimum.passes import Row, compiled
 
 @compiled
 def write_raised(q: Row, twice: float, out: Row) -> None:
-    """Write min(1, q + √(2δ q(1 − q))), with 2δ = ``twice``."""
+    """Write the ceiling of Cactus, min(1, q + √(2δ q(1 − q))), with 2δ = ``twice``."""
     for i in range(q.size):
         q_i = min(np.float64(q[i]), 1.0)
         out[i] = min(q_i + math.sqrt((1 - q_i) * q_i * twice), 1.0)
@@ -20,11 +20,15 @@ def write_raised(q: Row, twice: float, out: Row) -> None:
 
 @compiled
 def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
-    """Add the residuals of one row, by R_n of its refusable tokens and their s_n, falling."""
+    """Add the residuals of one row to ``law``, from R_n and falling s_n of the rejectable tokens.
+
+    A token x has a part in the terms n with s_n > p_x/q_x, which are the first ones. Most tokens
+    have a part in all terms or in none; for the others the number of terms is found by bisection.
+    """
     count, most, least = scale.size, scale[0], scale[-1]
     mass, drafted = np.zeros(count + 1), np.zeros(count + 1)
     beyond = lost = 0.0
-    for i in range(q.size):  # most tokens belong to all of them, or to none
+    for i in range(q.size):  # tokens with a part in all terms
         beyond += q[i] if least * q[i] > p[i] else 0.0
         lost += p[i] if least * q[i] > p[i] else 0.0
     mass[count], drafted[count] = beyond, lost
@@ -32,7 +36,7 @@ def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None
     for i in range(q.size):
         others[number] = i
         number += (least * q[i] <= p[i]) & (p[i] < most * q[i])
-    above = np.empty(number, np.int32)  # how many s are above p/q
+    above = np.empty(number, np.int32)  # number of s_n above p/q
     for place in range(number):
         i, low, high = others[place], 0, count
         while low < high:
@@ -49,7 +53,7 @@ def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None
     for n in range(count - 1, -1, -1):
         beyond += mass[n + 1]
         lost += drafted[n + 1]
-        # Z_n ≥ R_n, as the row raised at n and p both sum to 1; a sum may round below it
+        # Z_n ≥ R_n, since the row raised at n and p both sum to 1; rounding may bring Z_n below
         weight[n + 1] = refused[n] / max(scale[n] * beyond - lost, refused[n])
     for n in range(count):
         scaled[n + 1] = scaled[n] + weight[n + 1] * scale[n]
@@ -66,8 +70,9 @@ def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None
 def add_refilled(q: Row, p: Row, gamma: Row, law: Row) -> None:
     """Add Σ_n (R_n/Z_n)(s_n q − p)₊ to ``law``, rows (R, V), with Z_n = Σ (s_n q − p)₊.
 
-    R_n = (p_n − γ_n)₊ is lost where token n is refused, and s_n = (1 − γ_n)/(1 − q_n), 1 for
-    γ_n = q_n. Each token belongs to the n with s_n > p/q: sums over them are prefix sums.
+    R_n = (p_n − γ_n)₊ is the mass that rejections of token n lose, and s_n = (1 − γ_n)/(1 − q_n), 1
+    if γ_n = q_n. Token x has a part in the terms with s_n > p_x/q_x; sorted by s_n, these sums are
+    prefix sums.
     """
     for row in range(len(q)):
         refusable = np.flatnonzero(p[row] > gamma[row])

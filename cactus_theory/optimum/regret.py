@@ -3,9 +3,10 @@ r"""The best acceptance under a budget of regret: a knapsack of drafted mass.
 .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
    \sum_i h_i ρ_i \le δ, \qquad ρ_i = \max \ln q − \ln q_i
 
-Regret is linear in h: drafted mass is kept in the order of its regret until the budget is spent,
-and the rest goes to the likeliest token, which costs nothing. At a price ν, in tokens per nat, a
-token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0 A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊ (THEORY.md, Theorem 30).
+Regret is linear in h, so the optimum is a knapsack's: drafted mass is kept in the order of its
+regret until the budget is spent, and the rest goes to the likeliest token, which costs nothing. At
+a price ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0
+A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊ (THEORY.md, Theorem 30). The policy ``regret`` uses this module.
 """
 
 import math
@@ -54,19 +55,19 @@ def optimal_regret(
     acceptance: Any = None,
     normalise: bool = False,
 ) -> OptimalRegret:
-    r"""Maximise acceptance under a bound on the regret of the emitted token.
+    r"""Maximise the acceptance of a drafted token under a bound on the emitted token's regret.
 
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\;
        \sum_i h_i (\max \ln q − \ln q_i) \le \delta
 
-    A nat of regret is to decoding at temperature 0 what a nat of KL is to sampling. Ties of the
-    likeliest token keep their drafted mass for nothing, but at a price of ∞: strict greedy
-    decoding, h = 1 at the first of them.
+    A nat of regret is to decoding at temperature 0 what a nat of KL is to sampling. Tokens
+    that tie with the likeliest token keep their drafted mass at no cost. A price of ∞ is strict
+    greedy decoding instead: h = 1 at the first of the tied tokens.
 
     Parameters
     ----------
     target_probs, draft_probs : (..., V) probabilities, as for
-        :func:`cactus_theory.optimal_acceptance`; of the target at temperature 1.
+        :func:`cactus_theory.optimal_acceptance`; the target's row at temperature 1.
     delta : budget ≥ 0 in nats, a number or an array broadcasting to (...).
     price : instead of delta, tokens per nat, dA/dδ at which to stop.
     acceptance : instead of delta, the acceptance to reach at the least regret.
@@ -77,8 +78,9 @@ def optimal_regret(
     target : (..., V), the row h to verify against.
     acceptance : (...), Σ min(p, h).
     regret : (...), Σ h ρ in nats.
-    price : (...), dA/dδ: 1/ρ of the marginal token, 0 where all is kept.
-    gap : (...), certified bound minus acceptance; 0 up to rounding, at a price of ∞ that of ties.
+    price : (...), dA/dδ: 1/ρ of the marginal token, 0 where all drafted mass is kept.
+    gap : (...), certified bound minus acceptance: 0 up to rounding; at a price of ∞ the drafted
+        mass of tied tokens that is given up.
 
     Raises
     ------
@@ -111,7 +113,10 @@ def optimal_regret(
 
 
 def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
-    """Return the loss of the token whose amount, in the order of losses, exceeds ``room``, or ∞."""
+    """Return the loss of the token at which sums of ``amounts``, by rising loss, exceed ``room``.
+
+    ∞ if no sum does.
+    """
     dear, order = lost.sort(-1)
     cut = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)
     found = dear.gather(-1, cut.clamp(max=lost.shape[-1] - 1))
@@ -119,7 +124,7 @@ def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
 
 
 def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
-    """Return row, acceptance, regret, price and gap of float64 rows that sum to 1."""
+    """Return row, acceptance, regret, price and gap, for float64 rows that sum to 1."""
     lost = regrets(q)
     drafted = torch.where(q > 0, p, 0.0)
     if name == "price":
@@ -138,16 +143,16 @@ def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
 
 
 def kept_at(lost: Rows, drafted: Rows, price: float | PerRow) -> Rows:
-    """Return the drafted mass that is kept at a price: none at ρ = ∞, and none at ν = ∞."""
+    """Return the drafted mass that is kept at a price: none where ρ = ∞, and none at ν = ∞."""
     return torch.where(lost * price <= 1, drafted, 0.0)  # 0 · ∞ is NaN
 
 
 def kept_within(
     lost: Rows, drafted: Rows, room: PerRow, amounts: Rows | None = None
 ) -> tuple[PerRow, Rows]:
-    """Return the price, and the drafted mass that is kept: of marginal tokens an equal share.
+    """Return the price and the drafted mass that is kept; marginal tokens keep an equal share.
 
-    ``room`` is a budget of regret, or of other ``amounts``.
+    ``room`` is a budget of regret, or of other ``amounts`` such as drafted mass.
     """
     if amounts is None:
         amounts = torch.where(drafted > 0, drafted * lost, 0.0)
@@ -159,13 +164,13 @@ def kept_within(
 
 
 def completed(kept: Rows, q: Rows) -> Rows:
-    """Return rows of sum 1, with what is not kept on the first argmax of q; NaN where q has NaN."""
+    """Return rows with sum 1: the kept mass, the rest on the first argmax of q; NaN where q is."""
     rest = (1 - kept.sum(-1, keepdim=True)).clamp(min=0.0)
     return kept.addcmul(rest, first_argmax(q))
 
 
 def first_argmax(q: Rows) -> Rows:
-    """Return one-hot rows, float64, of the first of the likeliest tokens; of an empty row NaN."""
+    """Return one-hot rows, float64, at the first of the likeliest tokens; NaN for an empty row."""
     return greedy(torch.where(q == 0, -math.inf, q.double()))
 
 
@@ -189,7 +194,7 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        """Return 1 for tokens that are kept where they are reached, else 0; of equals the most."""
+        """Return 1 for drafted tokens that are kept if reached, else 0; of equal n the largest."""
         return self.kept(*losses(q, ids), counts)
 
     def kept(
@@ -199,11 +204,11 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         ahead_counts: bool = True,
     ) -> Float[Tensor, "batch K"]:
-        """Return the same from the :func:`losses` of the tokens.
+        """Return :meth:`path` from the :func:`losses` of the tokens, by one backward pass.
 
-        What tokens from one on are worth is F = max(0, 1 + F′ − ν ρ), F′ that of the next token,
-        0 after the last one. The token is kept iff 1 + F′ ≥ ν ρ. Without ``ahead_counts`` F′ is 0
-        for all of them, as a chain has it.
+        The tokens from one on are worth F = max(0, 1 + F′ − ν ρ), with F′ the worth of the tokens
+        after it, 0 after the last token. A token is kept iff 1 + F′ ≥ ν ρ. Without
+        ``ahead_counts`` F′ is 0 for every token, as in a chain.
         """
         cost = (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf)
         cost = torch.where(best, 0.0, cost)
@@ -218,9 +223,10 @@ class RegretPath(LookAhead):
     def descent(
         self, q: Float[Tensor, "nodes vocab"], above: Sequence[int], ids: Sequence[int]
     ) -> list[int]:
-        """Return for each node of a deterministic tree the child that is kept, −1 for none.
+        """Return for each node of a deterministic tree the id of the child it keeps, −1 for none.
 
-        F of a node is the largest 1 + F − ν ρ of its children, or 0. Drafted token i is an id that
+        The worth F of a node is the largest 1 + F − ν ρ of its children, or 0; children come after
+        their parents, so one backward pass finds every F. Drafted token i has the id ``ids[i]``,
         follows the node ``above[i]``, and makes node i + 1.
         """
         nodes = torch.tensor(list(above), device=q.device, dtype=torch.int64)
@@ -235,17 +241,17 @@ class RegretPath(LookAhead):
         return kept
 
     def law(self, q: Rows, p: Rows, raised: Float[Tensor, "*batch"]) -> Rows:
-        """Return p where the token is kept, else the first argmax."""
+        """Return p where the token is kept, else the one-hot row of the first argmax."""
         return completed(torch.where(raised[..., None] > 0, p.double(), 0.0), q)
 
     def row(self, q: Any, token: int, raised: float, alive: float) -> "OneTokenRow | None":
-        """Return the row that emits the token where it is kept, else the first argmax."""
+        """Return the row that emits the token if it is kept, else the first argmax."""
         row = OneTokenRow(q, token, raised > 0, alive)
-        return None if math.isnan(row.chance) else row  # which draws refuse, written
+        return None if math.isnan(row.chance) else row  # NaN: the row is written, and draws fail
 
 
 class OneTokenRow(NodeRow):
-    """The row h = 1 at one token: at a deterministic drafted one that is kept, else the best."""
+    """The row h = 1 at one token: the deterministic drafted token if kept, else the likeliest."""
 
     is_solved, compiled = True, False
 
@@ -257,7 +263,7 @@ class OneTokenRow(NodeRow):
 
     @property
     def charge(self) -> Charge:
-        """Return the token's regret in nats, what is accepted, and what is raised off the head."""
+        """Return the token's regret in nats, the acceptance, and the mass raised off the head."""
         lost = 0.0
         if self.token != self.best:
             lost = math.log(self.chance) - math.log(self.least) if self.least else math.inf
@@ -265,20 +271,20 @@ class OneTokenRow(NodeRow):
         return Charge(lost, float(self.kept), off)
 
     def upper_exceeds(self, threshold: float) -> bool:
-        """Return False: nothing is left to be solved."""
+        """Return False: there is nothing to solve."""
         return False
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
-        """Return P where the drafted token is kept, else 0."""
+        """Return P if the drafted token is kept, else 0."""
         return self.alive if self.kept else 0.0
 
     def raised(self, token: int, q_n: float, p_n: float) -> float:
-        """Return P/q of the emitted token, of others 0."""
+        """Return P/q for the emitted token, 0 for other tokens."""
         return self.alive / float(q_n) if token == self.token and q_n > 0 else 0.0
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return P/q of the emitted token."""
+        """Return P/q of the emitted token, by its id."""
         return {self.token: self.alive / self.least} if self.least else {}
 
     def law_at(self, token: int, q: Any, p: Any) -> float:
@@ -286,11 +292,11 @@ class OneTokenRow(NodeRow):
         return float(token == self.token)
 
     def write(self, q: Any, p: Any, out: Any) -> None:
-        """Write the row."""
+        """Write the one-hot row h."""
         out[:] = 0.0
         out[self.token] = 1.0
 
     @property
     def band(self) -> None:  # type: ignore[override]
-        """Return None: loops over bands get the row written."""
+        """Return None: loops over bands cannot read this row, so it is written."""
         return None

@@ -1,11 +1,11 @@
 """Searches for the edges of one row's band, compiled by numba: at a price, and within a budget.
 
-Off the head U is at most P, and h/q of single tokens may be bounded by boxes c ≤ h/q ≤ C
+A band may have boxes: off the head U is at most P, and single tokens have bounds c ≤ h/q ≤ C
 (THEORY.md, Theorems 24 and 25). Σ g is linear in the edges between two ratios p/q, so that Newton's
 method ends after a few passes.
 
-A curve (c, a) is f″(t) = c t^(a−2); with a = NaN that of the Jensen-Shannon divergence,
-½/(t(1 + t)).
+A divergence is given by its curve (c, a): f″(t) = c t^(a−2), or ½/(t(1 + t)), the Jensen-Shannon
+divergence, if a is NaN.
 """
 
 import math
@@ -24,9 +24,9 @@ from cactus_theory.optimum.passes import (
     sums_of,
 )
 
-# ratio at which a token that is no normal number weighs nothing still
+# largest ratio at which tokens with a q below normal numbers still have no weight
 PLAIN = 1e200
-# relative step at which edges of float64 rows count as found, and of others
+# relative step at which the search for an edge ends, for float64 rows and for others
 SETTLED, COARSE = 1e-13, 2e-7
 # most steps of a search
 MOST_STEPS = 80
@@ -58,7 +58,7 @@ def value_of(c: float, a: float, t: float) -> float:
 
 @compiled
 def lower_of(c: float, a: float, step: float, upper: float) -> float:
-    """Return t with f′(``upper``) − f′(t) = ``step``, 0 where f′ does not fall that far."""
+    """Return t with f′(``upper``) − f′(t) = ``step``, or 0 if f′ does not fall that far."""
     if a != a:
         share = (1 / (1 + 1 / upper)) * math.exp(-step / c)
         return share / (1 - share)
@@ -70,7 +70,7 @@ def lower_of(c: float, a: float, step: float, upper: float) -> float:
 
 @compiled
 def fall_of(a: float, upper: float, lower: float) -> float:
-    """Return f″(upper)/f″(lower), by how much the lower edge moves with the upper one."""
+    """Return f″(upper)/f″(lower): how fast the lower edge moves with the upper edge at a price."""
     if lower == 0:
         return 0.0
     if a != a:
@@ -82,7 +82,7 @@ def fall_of(a: float, upper: float, lower: float) -> float:
 def clipped_sums(
     q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
 ) -> tuple[float, float, float]:
-    """Return Σ clip(p, Aq, Uq), and q's mass above and below the band: its slopes in U and A."""
+    """Return Σ clip(p, Aq, Uq), and the mass of q above and below the band, its slopes in U, A."""
     least, ids, _ = boxes
     total = above = below = 0.0
     other = min(upper, unit)
@@ -103,7 +103,7 @@ def clipped_sums(
         total += value if value > bottom else bottom
         above += q_i if (on and top < p_i) else 0.0
         below += q_i if p_i < bottom else 0.0
-    for j in range(ids.size):  # what their boxes change
+    for j in range(ids.size):  # corrections for tokens with boxes
         q_i, p_i = np.float64(q[ids[j]]), np.float64(p[ids[j]])
         if q_i < LEAST:
             continue
@@ -118,28 +118,28 @@ def clipped_sums(
     return total, above, below
 
 
-# The search at a price. The price gives A from U, f′(U/P) − f′(A/P) = step, so that U alone is
-# searched: the excess Σ clip(p, Aq, Uq) − P Σ p rises in U, and its root is the row.
+# The search at a price. The price gives A from U by f′(U/P) − f′(A/P) = step, so only U is searched
+# for: the excess Σ clip(p, Aq, Uq) − P Σ p rises in U, and its root gives the row.
 # 1. Bracket: at U = P the row is at most P q, whose mass is the goal; at U/P = highest, where A is
-#    P, it is at least P q. No U beyond the largest p/q changes a sum.
-# 2. A pass over the row gives the excess and its slope; the excess's sign narrows the bracket.
-# 3. Newton's step, which is exact between two neighbouring ratios p/q but for f′. A step out of the
-#    bracket, or a second one that does not halve the excess, gives way to the geometric middle of
-#    the bracket: of two passes one halves the excess, or the bracket is halved in logarithms.
-# 4. It ends where a step moves U by less than rows are rounded by, or where the excess is 0. A
-#    decision only needs whether the root is above a threshold: a negative excess there says so.
-# 5. If nothing is cut and mass still lacks, no U is the root: A rises alone, up to P.
+#    P, the row is at least P q. No U beyond the largest p/q changes a sum.
+# 2. A pass over the row gives the excess and its slope; the sign narrows the bracket.
+# 3. Newton's step, which between two neighbouring ratios p/q is exact but for f′. A step out of the
+#    bracket, or a second step that does not halve the excess, is replaced by the geometric middle
+#    of the bracket. So of two passes one halves the excess, or the bracket is halved in logarithms.
+# 4. The search ends where a step moves U by less than the rounding of the rows, or the excess is 0.
+#    A decision only needs whether the root is above a threshold: a negative excess there proves it.
+# 5. If nothing is cut and mass is still lacking, no U is the root: A alone rises, up to P.
 
 
 @compiled
 def bracket_at_price(
     q: Row, p: Row, alive: float, highest: float, threshold: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return P in the row's units, the goal Σ g, a bracket of U, its start, and where sums end."""
+    """Return P in the row's units, the goal Σ g, a bracket of U, a start, and the last useful U."""
     mass, drafted = sums_of(q, p)
     largest = largest_of(q, p) if highest == math.inf else math.inf
     if not (0 < mass < math.inf):
-        mass = 1.0  # such a row is refused where a token is drawn from it
+        mass = 1.0  # no distribution: an error is raised where a token is drawn from the row
     if drafted == 0:
         drafted = mass
     unit, goal = alive * drafted / mass, alive * drafted
@@ -159,9 +159,10 @@ def edges_at_price(
     q: Row, p: Row, alive: float, curve: tuple[float, float], step: float, highest: float,
     boxes: Boxes, threshold: float,
 ) -> tuple[float, float, float]:  # fmt: skip
-    """Return U, A and P in the row's units; U is ∞ and A no edge where U > ``threshold``.
+    """Return U, A and P in the row's units, at a price of 1/``step``.
 
-    At a price of 1/``step``. ``highest`` is U/P where A = P.
+    If U > ``threshold``, U may be returned as ∞, with an A that is no edge. ``highest`` is the
+    value of U/P at which A = P.
     """
     c, a = curve
     settled = SETTLED if q.itemsize == 8 else COARSE
@@ -176,26 +177,26 @@ def edges_at_price(
         if excess == 0 or not (excess == excess):
             break
         low, high = (upper, high) if excess < 0 else (low, upper)
-        if excess < 0 and above == 0:  # nothing is cut: A rises to P
+        if excess < 0 and above == 0:  # nothing is cut: A alone rises, up to P
             lower = lifted(q, p, lower, MOST, unit, goal, boxes)
             return math.inf, lower, unit
         slope = above + below * fall_of(a, upper / unit, lower / unit)
         following = upper - excess / slope if slope > 0 else -1.0
         if abs(following - upper) <= settled * upper and following < furthest * (1 - 2 * settled):
-            upper = min(max(following, low), high)  # found, which no bracket may undo
+            upper = min(max(following, low), high)  # found; later bracket steps would undo it
             break
         lame = abs(excess) > before / 2
         if not low < following < high or (lame and slow):
             following = math.sqrt(low) * math.sqrt(high)
         if excess < 0 and following > furthest * (1 - 2 * settled) and not tried:
-            following, tried = furthest, True  # where A may have to rise alone
+            following, tried = furthest, True  # here the test above sees whether A rises alone
         slow, before = lame and not slow, abs(excess)
         moved = abs(following - upper)
         upper = following
         if moved <= settled * upper:
             break
     lower = unit * lower_of(c, a, step, upper / unit)
-    if a > 1:  # f′(A/P) may be less than an ulp of f′(U/P)
+    if a > 1:  # f′(A/P) may be below an ulp of f′(U/P), so find A from the sum
         lower = lifted(q, p, 0.0, min(upper, MOST), unit, goal, boxes)
     return upper, lower, unit
 
@@ -204,7 +205,10 @@ def edges_at_price(
 def lifted(
     q: Row, p: Row, low: float, upper: float, unit: float, goal: float, boxes: Boxes
 ) -> float:
-    """Return A ≤ P at which Σ clip(p, Aq, Uq) is ``goal``, off a head at most P = ``unit``."""
+    """Return A ≤ P with Σ clip(p, Aq, Uq) = ``goal``; off a head U is at most P = ``unit``.
+
+    Newton's method from A = P downwards. The sum is convex in A, so no step passes the root.
+    """
     lower = unit
     for _ in range(MOST_STEPS):
         total, _, below = clipped_sums(q, p, lower, upper, unit, boxes)
@@ -230,11 +234,12 @@ def edges_within(
     ends: tuple[float, float],
     free: Boxes,
 ) -> tuple[float, float, bool]:
-    """Return U and A with D = ``delta`` and Σ g = Σ p, and whether they were found.
+    """Return U and A with D = ``delta`` and Σ g = Σ p, and whether the search converged.
 
-    Newton's method in both edges: between two ratios p/q all sums are linear in them but for f.
-    ``cost`` is q f(p/q) of each token, 0 where that is infinite, in which case D is ``endless``;
-    ``ends`` are the smallest and the largest p/q over the row's unit, ``free`` are no boxes.
+    Newton's method in both edges, as in :mod:`cactus_theory.optimum.batch_edges`: between two
+    ratios p/q all sums are linear in the edges but for f. ``cost`` is q f(p/q) of each token, 0
+    where this is infinite; ``endless`` says that some are. ``ends`` are the smallest and largest
+    p/q over the row's unit, ``free`` are no boxes.
     """
     c, a = curve
     mass, outside, inside = drafted / unit, 0.0, 0.0
@@ -246,7 +251,7 @@ def edges_within(
         return math.inf, 0.0, True
     if not inside <= MOST_COST:
         return math.inf, 0.0, False
-    if outside > 0:  # the path may end where only these tokens are cut
+    if outside > 0:  # the path may end where only tokens with q = 0 are cut
         lower = lifted(q, p, 0.0, MOST, unit, drafted, free)
         q_low, _, c_low, _, _, _ = outer_sums(q, p, cost, lower, MOST)
         spent = inside - c_low / mass
@@ -271,7 +276,7 @@ def edges_within(
             rejection = 0.3 * mean
         new_low = lower + (rejection - risen) * drafted / q_low if q_low > 0 else lower / 2
         new_high = upper + (cut - rejection) * drafted / q_high if q_high > 0 else upper
-        # at most half of the way to 1, in logarithms
+        # no edge moves beyond half of the way to 1, in logarithms
         new_low = min(new_low, math.sqrt(low) * unit) if new_low > 0 else lower / 2
         new_high = max(new_high, math.sqrt(high) * unit)
         tiny = abs(new_low - lower) <= POLISH * lower and abs(new_high - upper) <= POLISH * upper

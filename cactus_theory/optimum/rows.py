@@ -1,18 +1,18 @@
-r"""The band of one row on a CPU, walked by compiled loops where numba is installed.
+r"""The band of one row on a CPU, solved by compiled loops if numba is installed.
 
 A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
-upper edge b, and the first look is at r itself, which :mod:`cactus_theory.verify.node` forms:
-only a rejection needs the band, for the residual (aq − p)₊ (THEORY.md, Theorem 15).
+upper edge b. Whether r < b is decided first; only a rejection needs the whole band, for the
+residual (aq − p)₊ (THEORY.md, Theorem 15). :mod:`cactus_theory.verify.node` forms r.
 
-A row is that of a node of a drafted path, which is reached with an alive ratio P
-(:class:`cactus_theory.policies.policy.PathState`), and by itself that of P = 1. What is emitted
-there is g = P h with the band of p/P (Theorem 13, for later tokens that are worth nothing):
+A row belongs to a node of a drafted path, which is reached with an alive ratio P
+(:class:`cactus_theory.policies.policy.PathState`); a row by itself has P = 1. The mass emitted at
+the node is g = P h with the band h of p/P (Theorem 13, for later tokens that are worth nothing):
 
 .. math:: g = \mathrm{clip}(p,\; A q,\; U q), \qquad Σ g = P, \qquad f'(U/P) − f'(A/P) = 1/ν
 
-at a price ν, in tokens per unit of divergence; within a budget D(h‖q) = δ instead. Off a head U is
-at most P, too (Theorem 24). Rows need not sum to 1: g sums to P Σp, and q is taken over its sum, so
-that "the row's units" of an edge are those of p/q.
+at a price ν, in tokens per unit of divergence; within a budget D(h‖q) = δ instead of the last
+equation. Off a head U is at most P, too (Theorem 24). Rows need not sum to 1: Σ g is P Σp, and q is
+divided by its sum. Edges are "in the row's units", the units of p/q before this division.
 
 f′ is compiled for the classes of ``CURVES``. For other divergences, without numba and on a device
 the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.batch_edges`).
@@ -35,13 +35,13 @@ from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes
 
 Row = np.ndarray
-# entries of a row that are worked on at once, so that they stay near the core
+# entries of a row that are worked on at once, so that they stay in the CPU's cache
 PART = 2**14
 # classes whose costs f(t) − f′(1)(t − 1) a compiled loop writes
 COSTS = known.KL, known.JensenShannon
-# share of 1 below which u p/q is accepted unread, as the sums of the rows may miss 1
+# share of P up to which U needs no search, as U ≥ P; below 1 since sums of rows may miss 1
 SURE = 1 - 2e-4
-# c and a of f″(t) = c t^(a−2); of the Jensen-Shannon divergence ½/(t(1 + t)), by a = NaN
+# c and a of f″(t) = c t^(a−2); a = NaN stands for the Jensen-Shannon divergence, ½/(t(1 + t))
 CURVES = {
     known.KL: (1.0, 1.0),
     known.ReverseKL: (1.0, 0.0),
@@ -54,7 +54,7 @@ CURVES = {
 
 @cache
 def loops() -> Any:
-    """Return the compiled loops by name, None without numba, which is said once."""
+    """Return the compiled loops by name; None without numba, of which one warning is given."""
     try:
         names = ("passes", "refills", "row_edges")
         files = (import_module(f"cactus_theory.optimum.{name}") for name in names)
@@ -72,13 +72,13 @@ def loops() -> Any:
 
 
 def is_compiled(f: Any) -> bool:
-    """Return whether rows of an f-divergence are solved by compiled loops."""
+    """Return whether compiled loops solve the rows of an f-divergence."""
     return curve_of(f) is not None and loops() is not None
 
 
 @cache
 def warm() -> None:
-    """Load what rows need at a price, compiled for a cache that later processes read."""
+    """Compile the loops that rows at a price need, or load them from numba's cache."""
     if (compiled := loops()) is None:
         return
     for dtype in (np.float32, np.float64):
@@ -91,12 +91,12 @@ def warm() -> None:
 
 
 def curve_of(f: Any) -> tuple[float, float] | None:
-    """Return c and a of an f-divergence whose f′ is compiled, None of others."""
+    """Return c and a of an f-divergence whose f′ is compiled, None for other divergences."""
     return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))
 
 
 def costs_of(f: FDivergence, ratios: Row) -> Row:
-    """Return f(t) − f′(1)(t − 1) of ratios t, as loops compute them where there are any."""
+    """Return f(t) − f′(1)(t − 1) of ratios t, by a compiled loop if there is one."""
     if type(f) not in COSTS:
         return f.centred(torch.from_numpy(ratios)).numpy()
     loops().write_costs(ratios, type(f) is known.KL, costs := np.empty_like(ratios))
@@ -104,9 +104,9 @@ def costs_of(f: FDivergence, ratios: Row) -> Row:
 
 
 class PricedBand:
-    """Constants of the bands of all rows at a price; a ≤ 1 ≤ u.
+    """Constants of the bands of all rows at a price, in edges a ≤ 1 ≤ u.
 
-    ``step`` is f′(u) − f′(a) = 1/ν, ``high`` a bound on u, ∞ where f′(∞) is no further.
+    ``step`` is f′(u) − f′(a) = 1/ν. ``high`` is an upper bound on u, ∞ if f′ does not rise so far.
     """
 
     def __init__(self, f: FDivergence, price: float) -> None:
@@ -115,23 +115,24 @@ class PricedBand:
 
 
 class NodeRow:
-    """A row h at a node, asked only as far as a coin needs; of itself h = q, reached with P.
+    """The row h at one node, solved only as far as a coin needs.
 
-    g = P h is between A q and U q, ``scale`` and ``upper`` once :meth:`upper_exceeds` has solved
-    them, and p between those, but for tokens with ``boxes``. With ``factor`` the row is one of
-    P = 1, and g that often its own.
+    This base class is lossless: h = q, reached with P. Subclasses solve a band. Once
+    :meth:`upper_exceeds` has solved them, ``scale`` is A and ``upper`` is U: g = P h is p kept
+    between A q and U q, but for tokens with ``boxes``. A row that ignores P is solved for P = 1,
+    and g is then ``factor`` (P) times that row.
     """
 
     alive, factor, boxes = 1.0, 1.0, FREE
     unit: float  # P in the units of p/q, once solved
     is_solved = False
-    compiled = True  # whether loops write the row
+    compiled = True  # whether compiled loops write the row
 
     def __init__(self, alive: float) -> None:
         self.alive = self.upper = self.scale = self.unit = alive
 
     def upper_exceeds(self, threshold: float) -> bool:
-        """Return whether U > ``threshold``; if not, U and A are solved, once."""
+        """Return whether U > ``threshold``; if not, solve U and A, once."""
         if threshold <= self.alive * SURE:
             return True
         if not self.is_solved:
@@ -140,24 +141,24 @@ class NodeRow:
         return self.upper > threshold
 
     def _solve(self, threshold: float) -> None:
-        """Solve U and A; where U > ``threshold`` they may be left, with U = ∞."""
+        """Solve U and A; if U > ``threshold``, U = ∞ and no A may be stored instead."""
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return whether g/q > ``ratio`` of a token that p has more of (Theorem 15); if not, solve.
+        """Return whether the token's upper edge of g/q exceeds ``ratio`` (Theorem 15); else solve.
 
-        With a ``factor`` below 1 False may mean unknown: :meth:`ratio_of` answers.
+        With a ``factor`` below 1, False may mean unknown: :meth:`ratio_of` then decides.
         """
         return self.upper_exceeds(ratio if self.factor == 1 else math.inf)
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
-        """Return g/p of a sampled token, once solved."""
+        """Return g/p of a sampled token from its q and p, once the row is solved."""
         if p_n == 0:
             return math.inf if q_n >= LEAST else 0.0
         return self.raised(token, q_n, p_n) / (p_n / q_n) if q_n >= LEAST else 0.0
 
     def raised(self, token: int, q_n: float, p_n: float) -> float:
-        """Return g/q of a token, once solved, from its entries."""
-        q_n, p_n = float(q_n), float(p_n)  # of float32 rows p/q may overflow
+        """Return g/q of a token from its q and p, once the row is solved."""
+        q_n, p_n = float(q_n), float(p_n)  # p/q of float32 entries may overflow
         if not q_n >= LEAST:
             return 0.0
         lower, upper = self.scale, self.upper
@@ -169,12 +170,12 @@ class NodeRow:
 
     @property
     def left(self) -> float:
-        """Return the scale s of (s q − p)₊, what g leaves, once solved; not of ``levels``."""
+        """Return the scale s of the residual (s q − p)₊, once solved; ``levels`` are exceptions."""
         return self.factor * self.scale
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return by id the least g/q of tokens that do not fall, once solved."""
+        """Return by id the residual's scale for tokens that must not fall, once solved."""
         return dict.fromkeys(self.boxes[1].tolist(), self.factor * self.unit)
 
     def law_at(self, token: int, q: Row, p: Row) -> float:
@@ -184,7 +185,7 @@ class NodeRow:
         return g_n / (self.factor * self.unit * mass)
 
     def write(self, q: Row, p: Row, out: Row) -> None:
-        """Solve the row, and write h up to a factor, 1 for laws; p inside the band."""
+        """Solve the row, and write h up to a factor, which is 1 for rows that sum to 1."""
         self.upper_exceeds(math.inf)
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
@@ -199,7 +200,7 @@ class NodeRow:
 
 
 class DraftRow(NodeRow):
-    """The row h = p, where q > 0 wherever p is."""
+    """The row h = p, for rows with q > 0 wherever p > 0."""
 
     def __init__(self, q: Row, p: Row, alive: float) -> None:
         mass, drafted = loops().sums_of(q, p)
@@ -208,9 +209,9 @@ class DraftRow(NodeRow):
 
 
 class AheadRow(NodeRow):
-    """The row of a token that a policy raised to h_n looking ahead; q is scaled elsewhere.
+    """The row of a token that a policy raised to h_n by looking ahead; q is scaled elsewhere.
 
-    Tokens of boxes keep their q (:class:`cactus_theory.optimum.look_ahead.LookAhead`).
+    Other tokens with boxes keep their q (:class:`cactus_theory.optimum.look_ahead.LookAhead`).
     """
 
     def __init__(self, q: Row, token: int, raised: float, alive: float, boxes: Boxes) -> None:
@@ -219,10 +220,10 @@ class AheadRow(NodeRow):
         self.upper = self.scale = self.unit = alive
 
     def _solve(self, threshold: float) -> None:
-        """Solve U, at the token, and A, what all others have of it."""
+        """Solve U, which is g/q of the token, and A, which is g/q of all other tokens."""
         stays = [other for other in self.boxes[1].tolist() if other != self.token]
         mass, kept = float(self.q.sum(dtype=np.float64)), float(self.q[stays].sum(dtype=np.float64))
-        if not mass > 0:  # a draw refuses it
+        if not mass > 0:  # no distribution: an error is raised where a token is drawn from the row
             return
         q_n = float(self.q[self.token])
         rest, free = mass - q_n - kept, 1 - self.raised_to - kept / mass
@@ -245,27 +246,27 @@ class PricedRow(NodeRow):
         self.boxes = boxes.of_row(self.q)
 
     def _solve(self, threshold: float) -> None:
-        """Solve U and A unless U > ``threshold``."""
+        """Solve U and A, but only compare U with ``threshold`` if U is larger."""
         band = self.priced
         row = self.q, self.p, self.alive, band.curve, band.step, band.high
         solved = loops().edges_at_price(*row, self.boxes, threshold)
         self.upper, self.scale, self.unit = solved
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return the same where boxes may hold the token."""
-        if self.boxes is FREE:  # no array is compared
+        """Return :meth:`NodeRow.exceeds`, also for tokens with boxes."""
+        if self.boxes is FREE:  # saves the comparison with an array of ids
             return super().exceeds(token, ratio)
         least, ids, *_ = self.boxes
         if self.q[token] >= least and token not in ids:
             return super().exceeds(token, ratio)
-        if ratio <= self.factor * self.alive * SURE:  # no box is below q
+        if ratio <= self.factor * self.alive * SURE:  # no ceiling C is below 1
             return True
         self.upper_exceeds(math.inf)
         return self.factor == 1 and self.raised(token, self.q[token], math.inf) > ratio
 
 
 class BudgetRow(NodeRow):
-    """The band of one row (V,) within a budget of f, as :class:`PricedRow`."""
+    """The band of one row (V,) within a budget of f, solved as a whole."""
 
     def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
@@ -274,11 +275,11 @@ class BudgetRow(NodeRow):
     def _solve(self, threshold: float) -> None:
         """Solve U and A."""
         q, p, curve = self.q, self.p, curve_of(self.f)
-        assert curve is not None  # the policy has looked
+        assert curve is not None  # Bands.row makes this row only if f′ is compiled
         mass, drafted = loops().sums_of(q, p)
         unit = drafted / mass if mass else math.nan
         self.upper, self.scale, self.unit = math.inf, 0.0, unit
-        if not (0 < mass < math.inf and 0 < drafted < math.inf):  # a draw refuses it
+        if not (0 < mass < math.inf and 0 < drafted < math.inf):  # a draw raises the error
             return
         cost, least, most = np.empty(q.size), 1.0, 1.0
         for start in range(0, q.size, PART):

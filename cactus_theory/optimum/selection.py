@@ -1,15 +1,16 @@
-r"""The selection law: several drafts at one node as one draft row.
+r"""The selection law: one draft row that stands for several drafts at one node.
 
-S is the set of tokens drafted at a node and f(A) = Pr(S meets A). Whoever chooses one token of S
-does so with a law p* of the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and any such law
-can be had. One of them is best for every relaxation at once:
+S is the set of tokens drafted at a node and f(A) = Pr(S meets A). A rule that chooses one token of
+S has a law p* in the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and every such law belongs to a
+rule. One of these laws is best for every relaxation at once:
 
 .. math:: p° = \operatorname*{argmin}_{p^*} \sum_i q_i\, φ(p^*_i/q_i)
     \quad\text{for every convex } φ
 
 so that the best rows for several drafts are the bands around p° (THEORY.md, Theorem 21). For
 independent drafts p°/q are the slopes of the greatest convex minorant of f against q over prefixes
-in ascending p/q; for deterministic tokens T beside one sampled from r it is min(r, cq), cq on T.
+in ascending p/q. For deterministic tokens T beside one token sampled from r, p° is cq on T and
+min(r, cq) off T. The verifier ``tree`` uses the second form.
 """
 
 import math
@@ -30,7 +31,7 @@ from cactus_theory.optimum.rows import loops
 
 Row = Float[np.ndarray, "vocab"]
 
-# largest c that is looked for
+# largest c that the search for c tries
 LARGEST = 1e30
 KINDS = ("iid", "deterministic", "deterministic+sampled", "deterministic+off")
 
@@ -48,26 +49,27 @@ def selection_law(
 ) -> Any:
     r"""Return p°, the one draft row that stands for all drafts of a node.
 
-    ``optimal_acceptance(q, p°)`` is the best that any policy can do with these drafts, its gap the
-    proof; :func:`verify_tree` does it for deterministic tokens and one sampled one.
-    Exact up to float64 rounding, O(V log V) a row. Which of several tokens with q = 0 is offered
-    is arbitrary.
+    ``optimal_acceptance(q, p°)`` is the best acceptance of any policy with these drafts, and its
+    gap the proof. :func:`verify_tree` reaches this acceptance for deterministic tokens beside one
+    sampled token. The result is exact up to float64 rounding and takes O(V log V) a row. Which of
+    several tokens with q = 0 gets mass is arbitrary.
 
     Parameters
     ----------
-    target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`; the
-        second may be None for ``kind="deterministic"``.
-    k : how many tokens are drawn, of ``iid``.
-    kind : ``iid``: k independent tokens of the draft; ``deterministic``: the tokens
-        ``deterministic`` alone; ``deterministic+sampled``: those and one of the draft, which may
-        fall on them; ``deterministic+off``: those and one of the draft off them, if it has any.
+    target_probs, draft_probs : (..., V) probabilities, as for :func:`optimal_acceptance`;
+        ``draft_probs`` may be None for ``kind="deterministic"``.
+    k : number of tokens that are drawn, for ``iid``.
+    kind : ``iid``: k independent tokens of the draft; ``deterministic``: only the tokens of
+        ``deterministic``; ``deterministic+sampled``: these tokens and one sampled from the draft,
+        which may be one of them; ``deterministic+off``: these tokens and one sampled from the rest
+        of the draft's row, if that has mass.
     deterministic : (m,) or (..., m) token ids of each row, −1 for none.
     normalise : as for :func:`optimal_acceptance`.
 
     Raises
     ------
     ValueError
-        Not a distribution, an unknown kind, k below 1, ids outside the vocabulary or none of them.
+        Not a distribution, an unknown kind, k below 1, ids outside the vocabulary, a row without.
     TypeError
         Rows that are not floats, ids that are not integers.
 
@@ -105,7 +107,7 @@ def selection_law(
 
 
 def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:
-    """Check token ids and return those of each row of rows (..., V), each once."""
+    """Check token ids and return a list of different ids for each row of rows (..., V)."""
     ids = torch.as_tensor([] if deterministic is None else deterministic, device="cpu")
     if ids.dtype.is_floating_point and ids.numel():
         raise TypeError(f"deterministic: must hold token ids; got dtype {ids.dtype}")
@@ -128,7 +130,7 @@ def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:
 
 
 def _law(q: Row, p: Row, deterministic: Sequence[int], k: int, kind: str) -> Row:
-    """Return p° of one row: k drafts, or deterministic tokens and the row sampled beside."""
+    """Return p° of one row: for k drafts, or for deterministic tokens beside a sampled token."""
     if kind == "iid":
         return _independent_drafts(q, p, k)
     sampled = p.copy()
@@ -140,11 +142,12 @@ def _law(q: Row, p: Row, deterministic: Sequence[int], k: int, kind: str) -> Row
 
 
 def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
-    """Return p° beside one sampled token: min(r, cq), and cq at deterministic tokens.
+    """Return p° beside one sampled token: cq at deterministic tokens, min(r, cq) elsewhere.
 
-    Rows (V,) are of one precision; ``sampled`` is the row r it is drawn from, None where there is
-    none. p° has the sum of r, or of q. Its sum is concave in c, so that Newton climbs to the root,
-    in as many steps as it takes to tell which tokens are cut; what is not cut stays so.
+    Rows (V,) are of one precision; ``sampled`` is the row r of the sampled token, None if there is
+    none. c is found by Newton's method such that p° has the sum of r, or of q without r. The sum is
+    concave in c, so Newton climbs to the root from below. A token that is cut stays cut, so the
+    search ends at the first step that cuts no further token.
     """
     most = np.zeros_like(q) if sampled is None else sampled.copy()
     compiled, rows = loops(), (q, q if sampled is None else sampled)
@@ -161,13 +164,13 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
             break
         level, before = min(level + max(whole - total, 0.0) / cut, LARGEST), cut
     np.minimum(law := level * q, most, out=law)
-    if q[deterministic].max() < 1 / LARGEST:  # they get the mass that no other token takes
+    if q[deterministic].max() < 1 / LARGEST:  # deterministic tokens get the mass that is left over
         law[deterministic] = max(whole - float(law.sum()), 0.0) / len(deterministic)
     return law
 
 
 def _independent_drafts(q: Row, p: Row, k: int) -> Row:
-    """Return p° from the increments of f over prefixes in ascending p/q."""
+    """Return p° of k independent drafts, from increments of f over prefixes in ascending p/q."""
     with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
         ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
         order = np.argsort(ratio, kind="stable")
@@ -180,7 +183,11 @@ def _independent_drafts(q: Row, p: Row, k: int) -> Row:
 
 
 def _pooled(mass: Row, weight: Row) -> Row:
-    """Return masses with rising mass/weight: neighbours with a falling ratio share their mass."""
+    """Return masses with rising mass/weight, by pooling neighbours with a falling ratio.
+
+    Each entry joins the pools before it as long as their ratio is not below its own (pool adjacent
+    violators). The pools' ratios are the slopes of the greatest convex minorant.
+    """
     ratio = mass / weight
     if (ratio[1:] >= ratio[:-1]).all():
         return mass
@@ -197,11 +204,11 @@ def _pooled(mass: Row, weight: Row) -> Row:
 
 
 def _increments(p: Row, k: int) -> Row:
-    """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ, S_i the mass from i on."""
+    """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ; S_i is the mass from i on."""
     left = p + np.append(np.cumsum(p[:0:-1])[::-1], 0.0)
     share = np.divide(p, left, out=np.zeros_like(p), where=left > 0)
     before = np.append(0.0, np.cumsum(p[:-1]))
-    with np.errstate(divide="ignore"):  # log 0: the last token takes all
-        # near 1 the logarithm needs the digits of what is missing, k times over
+    with np.errstate(divide="ignore"):  # the last token takes all: log 0
+        # near 1 the logarithm needs the digits of the missing mass, multiplied by k
         logs = np.where(before < 0.5, np.log1p(-np.minimum(before, 0.5)), np.log(left))
         return -np.exp(k * logs) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))

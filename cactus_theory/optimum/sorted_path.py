@@ -1,11 +1,12 @@
-r"""The path of optima h_ε = clip(p, a q, b q) between p and q, from one sort by p/q.
+r"""The path of optimal bands h_ε = clip(p, a q, b q) between p and q, from one sort by p/q.
 
-Each h_ε costs least of all rows that accept as much, in every f (THEORY.md, Theorem 7).
+Of all rows that accept as much, h_ε has the least divergence, for every f (THEORY.md, Theorem 7).
 
-ε is the rejection probability: Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone
-piecewise-linear inversions. All sums are accumulated from the ends inwards (tails) or from the
+ε is the rejection probability. The edges solve Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone,
+piecewise linear equations. All sums are accumulated from the ends inwards (tails) or from the
 ratio 1 outwards (divergence), of non-negative terms, so that entries of 1e-30 next to entries
-of 0.1 keep their precision. After the sort each evaluation is a lookup, O(log V).
+of 0.1 keep their precision. After the sort each evaluation is a lookup, O(log V). The edge search
+(:mod:`cactus_theory.optimum.batch_edges`) uses this path where Newton's method does not converge.
 """
 
 from dataclasses import dataclass, fields
@@ -27,7 +28,7 @@ class Edges:
     """The edges a ≤ b of the bands of R rows, and which rows are lossless or whole.
 
     ``lower``, ``upper`` are a and b; ``leaked`` is the mass that h has where q = 0. ``lossless``
-    is h = q, ``slack`` the end of the path and ``whole`` an end with h = p.
+    means h = q, ``slack`` the end of the path, ``whole`` an end with h = p.
     """
 
     lower: PerRow
@@ -45,8 +46,8 @@ class Edges:
 class Path:
     """Tables over the sorted ratios ρ = p/q of float64 rows (R, V); see the module.
 
-    ``zero_mass`` is P₀, the draft's mass on tokens with q = 0 (or so small that p/q
-    overflows), and whatever else p lacks of 1; ``largest`` is Σ(q − p)₊, where the path ends at
+    ``zero_mass`` is P₀: the draft's mass on tokens with q = 0 (or so small that p/q overflows),
+    plus 1 minus p's sum. The path runs from ε = ``smallest`` to ε = ``largest`` = Σ(q − p)₊, where
     h = q.
     """
 
@@ -66,7 +67,7 @@ class Path:
         self.p_above = torch.cat([_tail_sums(p_sorted), zero], -1)
         gap = self.ratio.diff(dim=-1)
         self.fill = torch.cat([zero, (gap * self.q_below[:, 1:-1]).cumsum(-1)], -1)
-        # stored from the largest ratio down, so that the sums rise
+        # summed from the largest ratio down, so that the table rises
         self.excess = torch.cat([zero, (gap * self.q_above[:, 1:-1]).flip(-1).cumsum(-1)], -1)
         terms = torch.where(q_sorted > 0, q_sorted * f.centred(self.ratio), 0.0)
         over = self.ratio > 1
@@ -76,13 +77,13 @@ class Path:
         self.smallest = zero[:, 0] if free_support else zero_mass.clamp(min=0.0)
 
     def at(self, rejection: PerRow) -> tuple[PerRow, PerRow, PerRow]:
-        """Return a, b and the divergence of bands of rejection probability smallest ≤ ε ≤ largest.
+        """Return a, b and the divergence of the bands with rejection probability ε.
 
-        Where a band leaks, b is ∞.
+        ε lies between ``smallest`` and ``largest``. b is ∞ where a band leaks mass to q = 0.
         """
         f, capped = self.generator, (rejection - self.zero_mass).clamp(min=0.0)
-        low = _search(self.fill, rejection)  # how many tokens are lifted
-        high = self.excess.shape[-1] - _search(self.excess, capped)  # the first that is cut
+        low = _search(self.fill, rejection)  # number of tokens that are lifted to aq
+        high = self.excess.shape[-1] - _search(self.excess, capped)  # first token cut to bq
         q_low, q_high = _pick(self.q_below, low), _pick(self.q_above, high)
         lower = self._edge(_pick(self.p_below, low) + rejection, q_low, low).clamp(max=1.0)
         upper = self._edge(_pick(self.p_above, high) - capped, q_high, high).clamp(min=1.0)
@@ -95,9 +96,9 @@ class Path:
         return lower, upper, cost
 
     def _edge(self, mass: PerRow, q_mass: PerRow, index: Places) -> PerRow:
-        """Return mass/q_mass, or 1 of no mass, clamped to the ratios beside position ``index``.
+        """Return mass/q_mass, or 1 if q_mass is 0, clamped to the ratios beside ``index``.
 
-        Next to tokens with q = 1e-25 the quotient is rounding error.
+        Next to tokens with q = 1e-25 the quotient alone is rounding error.
         """
         edge = torch.where(q_mass > 0, mass / q_mass, 1.0)
         last = self.ratio.shape[-1] - 1
@@ -121,5 +122,5 @@ def _search(rising: Tensor, value: Tensor) -> Tensor:
 
 
 def _weighted(mass: Tensor, cost: Tensor) -> Tensor:
-    """Return mass·cost, 0 where the mass is 0 (also 0·∞: an empty set costs nothing)."""
+    """Return mass·cost, 0 where the mass is 0 (even for a cost of ∞: an empty set costs 0)."""
     return torch.where(mass > 0, mass * torch.where(mass > 0, cost, 0.0), 0.0)

@@ -1,16 +1,16 @@
-r"""The best acceptance under nats and a least worth: the band about a tilted target.
+r"""The best acceptance within a KL budget and with a least worth: the band of a tilted target.
 
 .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
    \mathrm{KL}(h\|q) \le \delta,\;\; \sum_i h_i r_i \ge c
 
-Nats alone do not say where h leaves q. A worth r of each token does: ln q (likelihood under the
-target), q (the chance of a reference token that is drawn from the target), a reward. With
-:math:`q^\theta \propto q e^{\theta r}` and Z its normaliser, KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z.
-So for any θ ≥ 0 the optimum is at most that of the plain program about q^θ with the budget
-δ − θ c + ln Z, and at one θ it is that: its band has the worth c and the nats δ (THEORY.md,
-Theorem 28). Σ h r − c has the sign of the derivative of that bound in θ, so the search below is a
-bisection. Where the worth alone binds the optimum is a knapsack: drafted mass of the least worth
-is given up for the token of the most.
+A KL budget alone does not say where h leaves q. A worth r of each token does: ln q (likelihood
+under the target), q (the probability that a reference token drawn from the target is this token),
+or a reward. With :math:`q^\theta \propto q e^{\theta r}` and its normaliser Z,
+KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z. So for every θ ≥ 0 the optimum is at most that of the plain
+program about q^θ with the budget δ − θ c + ln Z. At one θ both are equal: the band of q^θ has the
+worth c and spends δ nats (THEORY.md, Theorem 28). Σ h r − c has the sign of the bound's derivative
+in θ, so the search below is a bisection. Where the worth alone binds, the optimum is a knapsack's:
+drafted mass of the least worth is given up for the token of the largest worth.
 """
 
 import math
@@ -34,7 +34,7 @@ from cactus_theory.optimum.regret import marginal_loss
 Rows = Float[Tensor, "rows vocab"]
 PerRow = Float[Tensor, "rows"]
 KL = read_divergence("kl")
-# factor between tried θ, until the worth is reached; beyond so many q^θ is one token
+# factor between tried θ until the worth is reached, and most factors: by then q^θ is one token
 FASTER, MOST_FACTORS = 4.0, 200
 
 
@@ -62,7 +62,7 @@ def tilted_acceptance(
     at_least: Any,
     normalise: bool = False,
 ) -> TiltedAcceptance:
-    r"""Maximise acceptance under nats and a least mean worth of the emitted token.
+    r"""Maximise acceptance within a KL budget and with a least mean worth of the emitted token.
 
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\;
        \mathrm{KL}(h\|q) \le \delta,\; \sum_i h_i r_i \ge c
@@ -73,7 +73,7 @@ def tilted_acceptance(
         :func:`cactus_theory.optimal_acceptance`.
     worth : (..., V) numbers r, broadcast to the rows, finite where q > 0; such as ln q.
     delta : budget ≥ 0 in nats, a number or an array broadcasting to (...).
-    at_least : c, likewise. Σ q r asks for no less worth than the target has.
+    at_least : c, a number or an array like delta. Σ q r demands the target's mean worth.
     normalise : as for :func:`cactus_theory.optimal_acceptance`.
 
     Returns
@@ -82,14 +82,14 @@ def tilted_acceptance(
     acceptance : (...), Σ min(p, h).
     divergence : (...), KL(h‖q) in nats.
     worth : (...), Σ h r.
-    tilt : (...), θ; 0 where the nats alone bind, ∞ where the worth alone does.
-    price : (...), dA/dδ; dA/dc is −θ times that, at θ = ∞ it is not given.
+    tilt : (...), θ; 0 where the nats alone bind, ∞ where the worth alone binds.
+    price : (...), dA/dδ; dA/dc is −θ times this price, and is not given at θ = ∞.
     gap : (...), certified bound minus acceptance; zero up to rounding.
 
     Raises
     ------
     ValueError
-        As :func:`cactus_theory.optimal_acceptance`; no row within ``delta`` has so much worth.
+        As :func:`cactus_theory.optimal_acceptance`; no row within ``delta`` reaches the worth.
     TypeError
         Rows that are not floats.
 
@@ -126,7 +126,7 @@ def tilted_acceptance(
 
 
 def tilted_rows(q: Rows, worth: Rows, tilt: PerRow) -> tuple[Rows, PerRow]:
-    """Return q^θ ∝ q e^{θ r} and ln Z = ln Σ q e^{θ r}; tokens with q = 0 stay without mass."""
+    """Return q^θ ∝ q e^{θ r} and ln Z = ln Σ q e^{θ r}; tokens with q = 0 keep no mass."""
     logits = q.log() + torch.where(q > 0, tilt[:, None] * worth, 0.0)
     log_z = logits.logsumexp(-1)
     about = torch.where(tilt[:, None] == 0, q, logits.softmax(-1))
@@ -134,10 +134,14 @@ def tilted_rows(q: Rows, worth: Rows, tilt: PerRow) -> tuple[Rows, PerRow]:
 
 
 def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Tensor, ...]:
-    """Return row, acceptance, nats, worth, θ, price and gap of float64 rows that sum to 1."""
+    """Return row, acceptance, nats, worth, θ, price and gap, for float64 rows that sum to 1.
+
+    The plain band is tried first, then the rows of the knapsack, then the search over θ; each is
+    kept for the rows on which it satisfies both limits.
+    """
     if bool(((q > 0) & ~worth.isfinite()).any()):
         raise ValueError("worth: must be finite where target_probs is above 0; got other numbers")
-    # of worths only the differences count, and tolerances are for differences of about 1
+    # only differences of worths count; they are scaled to about 1, which the tolerances assume
     top = torch.where(q > 0, worth, -math.inf).amax(-1, keepdim=True)
     lost = torch.where(q > 0, top - worth, 0.0)
     unit = lost.amax(-1, keepdim=True)
@@ -161,7 +165,7 @@ def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tupl
 def _about(
     tilt: PerRow, q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow
 ) -> tuple[Rows, Tensor]:
-    """Return the best rows about q^θ, and (acceptance, nats, θ, price, gap) of each, (5, R)."""
+    """Return the best rows about q^θ, and (acceptance, nats, θ, price, gap) of each row, (5, R)."""
     about, log_z = tilted_rows(q, worth, tilt)
     budget = (delta - tilt * least + log_z).clamp(min=0.0)
     geometry = geometry_of(about, p, KL)
@@ -175,11 +179,11 @@ def _about(
 def _by_worth_alone(
     q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow
 ) -> tuple[Rows, Tensor]:
-    """Return the knapsack's rows as :func:`_about` does; their nats may exceed ``delta``.
+    """Return the knapsack's rows in the form of :func:`_about`; they may exceed ``delta`` nats.
 
     Drafted mass is given up in order of its worth, the least first, and goes to the tokens of the
-    most. Tokens of equal worth share what is left to them, or comes to them, in the way of the
-    fewest nats.
+    largest worth. Tokens of equal worth share the mass that is left to them, or that comes to them,
+    at the least KL.
     """
     top = torch.where(q > 0, worth, -math.inf).amax(-1, keepdim=True)
     lost = torch.where(q > 0, top - worth, 0.0)
@@ -198,7 +202,7 @@ def _by_worth_alone(
 
 
 def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, closer: Any) -> Rows:
-    """Return the row min(p, s q), or max, of this mass ``among`` some tokens."""
+    """Return the row min(p, s q), or max(p, s q), with the given mass on the tokens ``among``."""
     own_q, own_p = (torch.where(among, row, 0.0) for row in (q, p))
 
     def of_level(level: PerRow) -> tuple[PerRow, PerRow]:
@@ -212,7 +216,7 @@ def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, closer: Any) -> Rows:
 
 
 def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Rows, Tensor]:
-    """Return :func:`_about` at the θ where its row has the least worth that is allowed."""
+    """Return the rows of :func:`_about` at the θ at which their worth is the least allowed."""
     none, given = torch.zeros_like(delta), (q, p, worth, delta, least)
 
     def short_of(mean: PerRow) -> tuple[PerRow, PerRow]:
@@ -237,7 +241,7 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
 
 
 def _beyond(short: Any, worth: Rows, none: PerRow) -> PerRow:
-    """Return a θ for each row at which its worth is reached, as far as float64 has one."""
+    """Return a θ for each row at which its worth is reached, if float64 has such a θ."""
     tilt = none + 1 / worth.std(-1, correction=0).clamp(min=1e-300)
     for _ in range(MOST_FACTORS):
         lacking = short(tilt)[0] > 0
