@@ -1,1 +1,1 @@
-"""Helpers of every other folder: arguments, files, rows, specs, tables, terminal, memory."""
+"""Helpers that the other folders share: arguments, files, rows, specs, tables, terminal, memory."""

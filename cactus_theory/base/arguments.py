@@ -1,4 +1,4 @@
-"""Check numbers, names and texts; messages name the argument, what it must be, and the value.
+"""Check arguments: numbers, names, texts. Messages name argument, allowed values and value given.
 
 Rows and tensors are checked in :mod:`cactus_theory.base.tensors`: nothing here imports torch.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-# largest whole number of an argument (int64); counts are multiplied with floats
+# largest whole number that an argument may have (int64), as counts are multiplied with floats
 MOST_WHOLE = 2**63 - 1
 
 
@@ -34,7 +34,7 @@ def number(
 
 
 def finite(name: str, value: Any, low: float, *, open_low: bool = False) -> float:
-    """Return ``value`` as a finite float from ``low`` on (or above it)."""
+    """Return ``value`` as a finite float of at least ``low``, or above ``low`` if ``open_low``."""
     result = number(name, value, low, open_low=open_low)
     if result == math.inf:
         raise ValueError(f"{name}: must be finite; got {value}")
@@ -60,7 +60,7 @@ def whole_number(name: str, value: Any, low: int) -> int:
 
 
 def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
-    """Return a number, or the text of one, as an int of at least ``low``; True is none."""
+    """Return a number, or the text of one, as an int of at least ``low``; ValueError for a bool."""
     if isinstance(value, int) and abs(value) > MOST_WHOLE:
         raise ValueError(f"{name}: must be below 2^63; got one of {value.bit_length()} bits")
     try:
@@ -76,20 +76,20 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
 
 
 def threads(value: Any) -> int:
-    """Return a number of threads, from 1 to 1024: OpenMP ends the process at some millions."""
+    """Return a number of threads from 1 to 1024; with some millions OpenMP ends the process."""
     number("threads", value, 1, 1024)
     return as_whole_number("threads", value)
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
-    """Raise ValueError for a flag of a command line whose value is an empty text."""
+    """Raise ValueError for a command-line flag whose value is an empty text."""
     for flag, value in zip(arguments, [*arguments[1:], "none"], strict=True):
         if flag.startswith("--") and (value == "" or flag.endswith("=")):
             raise ValueError(f"{flag.removesuffix('=')}: must not be empty; got ''")
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of ``allowed``."""
+    """Return ``value`` if it is in ``allowed``; else raise ValueError."""
     if value not in allowed:
         raise ValueError(f"{name}: must be one of {', '.join(allowed)}; got {value!r}")
     return value

@@ -1,6 +1,7 @@
-"""Rows of a batch, a few at a time, whatever the size of the batch.
+"""Split the rows of a batch into parts of a few rows, and join the results.
 
-The temporaries of a whole batch are as large as the batch; those of a few rows stay near the core.
+Temporaries of a whole batch would be as large as the batch; temporaries of a few rows stay in the
+CPU's cache.
 """
 
 import math
@@ -17,8 +18,8 @@ from cactus_theory.base.tensors import AT_ONCE, normalised
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
     """Yield slices of rows, and float64 rows (R, V) divided by their sums, of batches (..., V).
 
-    All have one shape, and rows are numbered in its order. No row at all is one part, and so are
-    all rows on a GPU, whose memory is kept by its allocator.
+    All batches have one shape, and rows are numbered in the order of this shape. A batch without
+    rows is one part. All rows on a GPU are one part, too, as the GPU's allocator keeps memory.
     """
     *batch, vocab = batches[0].shape
     count = math.prod(batch)
@@ -29,7 +30,7 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
 
 
 def parts_of(rows: Tensor) -> Iterator[slice]:
-    """Yield slices of (R, V), each of at most AT_ONCE entries, on any device; none without rows."""
+    """Yield slices of (R, V) of at most AT_ONCE entries each, on any device; none without rows."""
     count, vocab = rows.shape
     step = max(1, AT_ONCE // vocab)
     for start in range(0, count, step):
@@ -39,7 +40,7 @@ def parts_of(rows: Tensor) -> Iterator[slice]:
 def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -> Sequence[Any]:
     """Join the results of parts, each a slice and its tensors, into tensors of all ``count`` rows.
 
-    None stays None.
+    A None in place of a tensor stays None.
     """
     whole: list[Any] = []
     for at, values in parts:
@@ -53,14 +54,14 @@ def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -
 
 
 def _empty(count: int, like: Tensor) -> Tensor:
-    """Return memory for so many rows: on a CPU numpy's, in huge pages where there are any."""
+    """Return memory for ``count`` rows: on a CPU numpy's, in huge pages where there are any."""
     if like.device.type != "cpu" or like.dtype != torch.float64:
         return like.new_empty(count, *like.shape[1:])
     return torch.from_numpy(np.empty((count, *like.shape[1:])))
 
 
 def _some(rows: Tensor, at: slice) -> Tensor:
-    """Return some of the rows: copies of these alone where rows are repeated or lie apart."""
+    """Return the rows of a slice. Rows that are repeated or lie apart are copied, but no others."""
     try:
         return rows.view(-1, rows.shape[-1])[at]
     except RuntimeError:

@@ -1,4 +1,4 @@
-r"""A bound on a mean that holds at every time at once, however often a growing log is read."""
+"""A lower bound on a mean that holds at all times at once, however often a log is read."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from cactus_theory.base.roots import rising_root
 
-# rates λ of the supermartingales that a confidence sequence averages: for few numbers and for many
+# rates λ of the supermartingales that a bound averages: large ones for few numbers, small for many
 RATES = 0.95 * 2.0 ** -np.arange(10)
 PENALTIES = -np.log1p(-RATES) - RATES
 # relative step at which a search for a bound ends
@@ -17,7 +17,7 @@ SETTLED = 1e-13
 
 
 def log_mean(logs: Float[np.ndarray, "*some M"]) -> Any:
-    """Return ln of the mean of e^x over the last axis; −∞ where all are."""
+    """Return ln of the mean of e^x over the last axis; −∞ where all x are −∞."""
     top = np.maximum(logs.max(-1), -1e300)
     with np.errstate(divide="ignore"):
         return top + np.log(np.exp(logs - top[..., None]).mean(-1))
@@ -25,18 +25,19 @@ def log_mean(logs: Float[np.ndarray, "*some M"]) -> Any:
 
 @dataclass
 class LowerMean:
-    r"""A lower bound on the mean of conditional means, valid at every time at once.
+    r"""A lower bound on the mean of conditional means, valid at all times at once.
 
-    Let numbers be at least −``below``, and predict each by the mean of those before it, cut off at
-    ``most``. In units of ``below + most`` a number x and its prediction x̂ have x − x̂ ≥ −1, so that
-    for 0 ≤ λ < 1 the product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a
-    supermartingale, μ the mean of x given what came before (Fan, Grama & Liu 2015; Howard et al.
-    2021). The bound is what the average over RATES leaves.
+    Numbers x must be at least −``below``. Each x is predicted by the mean x̂ of the numbers before
+    it, cut off at ``most``. In units of ``below + most`` x − x̂ ≥ −1, so that for 0 ≤ λ < 1 the
+    product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a supermartingale, with μ the
+    mean of x given the numbers before it (Fan, Grama & Liu 2015; Howard et al. 2021). So is the
+    average of these products over RATES, and Ville's inequality turns it into the bound.
 
     Attributes
     ----------
-    below, most, start : numbers are ≥ −below; the largest, and the first, prediction.
-    count, total, squares : of the numbers so far: how many, their sum, and that of (x − x̂)².
+    below, most, start : numbers are ≥ −below; ``most`` is the largest prediction, ``start`` the
+        first.
+    count, total, squares : of the numbers so far: their number, their sum, and Σ (x − x̂)².
     """
 
     below: float
@@ -47,7 +48,7 @@ class LowerMean:
     squares: float = 0.0
 
     def add(self, values: Float[np.ndarray, "n"]) -> None:
-        """Take up further numbers, in their order."""
+        """Add further numbers, in their order."""
         before = self.total + np.concatenate([[0.0], values.cumsum()])
         counts = self.count + np.arange(len(values))
         guesses = np.clip((before[:-1] + self.start) / (counts + 1), -self.below, self.most)
@@ -55,7 +56,7 @@ class LowerMean:
         self.total, self.count = float(before[-1]), self.count + len(values)
 
     def bound(self, alpha: float) -> float:
-        """Return the bound, which is wrong at any time at all with probability α at most."""
+        """Return the bound. With probability at most α it is ever wrong, at any time."""
         if not self.count:
             return -self.below
         amount = -math.log(alpha)
@@ -63,7 +64,7 @@ class LowerMean:
         def over(excess: float) -> float:
             return float(log_mean(RATES * excess - PENALTIES * self.squares)) - amount
 
-        # one rate alone, which has a share of the average, reaches the amount at the high end
+        # at the high end one rate alone, with its share of the average, reaches the amount
         high = float(((PENALTIES * self.squares + amount + math.log(len(RATES))) / RATES).min())
         low = amount / float(RATES.max())
         excess = rising_root(over, low, high, high, SETTLED, amount)

@@ -1,4 +1,4 @@
-"""Foreign rules and policies get copies of rows, and what they answer is checked."""
+"""Give rules and policies from outside the package copies of rows, and check their answers."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 
 PACKAGE = __name__.partition(".")[0]
-# words of the errors of numpy and torch for a write into rows that are read-only or expanded
+# words in errors of numpy and torch about a write into rows that are read-only or expanded
 READ_ONLY = ("read-only", "WRITEABLE", "single memory location")
-# words of the errors of a rule that mixes numpy with torch
+# words in errors of a rule that mixes numpy with torch
 MIXED = ("Tensor", "torch.", "ndarray", "numpy.")
-# methods of a policy that answer laws up to a factor
+# methods of a policy that return laws up to a factor
 LAWS = ("residual", "target", "emitted", "undrafted")
 
 
 def is_own(kind: Any) -> bool:
-    """Return whether a class or a function is the package's own."""
+    """Return whether a class or a function is defined in this package."""
     return kind.__module__.partition(".")[0] == PACKAGE
 
 
 def copied(value: Any) -> Any:
-    """Return tensors and arrays (in lists, tuples and dataclasses, too) as copies, else the value.
+    """Return copies of tensors and arrays, in lists, tuples and dataclasses, too; else the value.
 
     Copies of arrays are read-only.
     """
     if isinstance(value, Tensor):
         return _once(value).clone().expand(value.shape)
     if isinstance(value, np.ndarray):
-        # an array over bytes cannot be made writable again; one over its own memory can
+        # an array over bytes cannot be made writable again; an array with its own memory can
         return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape)
     if isinstance(value, tuple | list):
         parts = map(copied, value)
@@ -64,7 +64,7 @@ def _changed(copy: Any, value: Any) -> bool:
 
 @contextmanager
 def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-    """Lend copies of rows to the rule called ``name``; ValueError if it writes into one."""
+    """Lend copies of rows to the rule called ``name``; ValueError if the rule writes into them."""
     copies, how = copied(values), "they were changed"
     try:
         yield copies
@@ -85,12 +85,12 @@ def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def called(policy: Any) -> str:
-    """Return the name of a policy, of its class where it has none."""
+    """Return the name of a policy, or of its class if the policy has no name."""
     return getattr(policy, "name", type(policy).__name__)
 
 
 def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Tensor:
-    """Return rows of a rule if they have finite mass where ``judged``; ValueError by its name."""
+    """Return rows of a rule; ValueError by its name for a ``judged`` row without finite mass."""
     if not isinstance(rows, Tensor):
         raise ValueError(f"{name}: must return rows of probabilities; got {rows!r:.80}")
     total = rows.sum(-1)
@@ -111,9 +111,10 @@ def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
 
 
 def guard(kind: Any) -> None:
-    """Let the package's methods that a foreign class defines or inherits get copies of rows.
+    """Make methods that a class from outside defines or inherits work on copies of rows.
 
-    TypeError for a target that takes no path.
+    Only methods that the package's classes have, too, are wrapped. TypeError for a ``target``
+    without the parameter ``path``.
     """
     if is_own(kind):
         return
@@ -132,7 +133,7 @@ def guard(kind: Any) -> None:
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a policy's method: it gets copies of rows, and rows without a law are refused."""
+    """Wrap a policy's method: it gets copies of rows, and unlawful answers raise ValueError."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -145,7 +146,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         if method.__name__ not in LAWS or (method.__name__ == "target" and rowless):
             return answer
 
-        def refusable() -> Any:  # a residual is read of tokens that can be rejected
+        def refusable() -> Any:  # a residual matters only for tokens that can be rejected
             if method.__name__ != "residual":
                 return True
             q, p, n = arguments

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, JSON that says its format, one writer a folder at a time."""
+"""Write files whole or not at all, read JSON with a format and version, lock folders."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            mask = os.umask(0)  # to be read it must be set
+            mask = os.umask(0)  # reading the mask means setting it
             os.umask(mask)
             os.chmod(name, 0o666 & ~mask)
             os.replace(name, place)
@@ -40,11 +40,11 @@ def write_whole(path: str | Path, content: bytes) -> None:
 def check_writable(
     flag: str, path: str | Path | None, *suffixes: str, folders: bool = False
 ) -> None:
-    """Raise, before any work, unless a file of one of these kinds can be written; None is no file.
+    """Raise, before any work, unless a file with one of these suffixes can be written.
 
-    With ``folders`` those on the way are made later, and a path that is no .csv may be one. Nothing
-    is made here. ValueError for another kind; OSError for a folder, or a file in none that can be
-    written to.
+    For ``path`` None nothing is checked. With ``folders`` missing folders will be made later, and a
+    path without .csv may be a folder. Nothing is made here. ValueError for another suffix; OSError
+    for a folder, or a file in a folder that cannot be written to.
     """
     if path is None:
         return
@@ -62,7 +62,7 @@ def check_writable(
 
 
 def beside(path: str | Path, name: Any) -> Path:
-    """Return the path of a file that the data file ``path`` names: one in its own folder.
+    """Return the path of a file that the data file ``path`` names, in the folder of ``path``.
 
     ValueError for anything but a plain name, and for a link that leads out of the folder.
     """
@@ -78,8 +78,8 @@ def beside(path: str | Path, name: Any) -> Path:
 def parsed_json(rule: str, text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    ValueError, whose message begins with ``rule``, for no JSON, or one too deep or with integers
-    too long to be read.
+    ValueError, whose message begins with ``rule``, for text that is not JSON, is nested too deeply
+    or has integers too long to read.
     """
     try:
         return json.loads(text)
@@ -88,9 +88,9 @@ def parsed_json(rule: str, text: str | bytes) -> Any:
 
 
 def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return the content of a file of this format and version.
+    """Return the content of a JSON file of this format and version.
 
-    OSError for a file that cannot be read; ValueError for no JSON, another format or version.
+    OSError for a file that cannot be read; ValueError for another content, format or version.
     """
     try:
         text = path.read_bytes()
@@ -118,7 +118,7 @@ def first_line(error: Exception) -> str:
 
 
 class Resource:
-    """Base of objects with ``close`` that ``with`` closes."""
+    """Base class of objects that a ``with`` block closes."""
 
     def close(self) -> None:
         """Release the resource."""
@@ -132,10 +132,10 @@ class Resource:
 
 
 class FolderLock(Resource):
-    """The right to write to a folder, until it is closed or its process ends in any way.
+    """The right to write to a folder, until the lock is closed or its process ends in any way.
 
-    The file ``lock`` stays in the folder and counts for nothing once no process holds it.
-    ValueError if another process does, OSError for a folder in which no file can be locked,
+    The file ``lock`` stays in the folder and has no effect once no process holds it. ValueError if
+    another process holds it, OSError for a folder in which no file can be locked,
     ModuleNotFoundError without filelock (extra llm).
     """
 
@@ -157,5 +157,5 @@ class FolderLock(Resource):
             ) from None
 
     def close(self) -> None:
-        """Let others write to the folder."""
+        """Give up the right, so that other processes may write to the folder."""
         self._lock.release()

@@ -1,4 +1,4 @@
-"""``--help`` of programs with commands: in groups by what one wants, an example on every page."""
+"""``--help`` of programs with commands: grouped by task, with an example on every page."""
 
 import argparse
 import re
@@ -8,13 +8,13 @@ from typing import Any
 
 Parser = argparse.ArgumentParser
 Raw = argparse.RawDescriptionHelpFormatter
-# group → command → a line about it, the flags of its example, and what else its program knows
+# group → command → a line about it, the flags of its example, and further entries for its program
 Groups = Mapping[str, Mapping[str, tuple[Any, ...]]]
 EXAMPLE_WIDTH = 74  # columns, of 80
 
 
 class _Commands(argparse._SubParsersAction):
-    """Declares the flags of the chosen command only: others may need packages that are absent."""
+    """Declare flags of the chosen command only, as other commands may need packages that lack."""
 
     undeclared: dict[str, Callable[[str, Parser], None]]
 
@@ -27,9 +27,9 @@ class _Commands(argparse._SubParsersAction):
 def add_commands(
     parser: Parser, groups: Groups, declare: Callable[[str, Parser], None], metavar: str
 ) -> None:
-    """Add the commands; the name of the chosen one is in ``args``, under ``metavar`` in lower case.
+    """Add the commands; ``args`` then has the chosen one under ``metavar`` in lower case.
 
-    ``declare`` is given that name and its parser, and adds the flags.
+    ``declare`` is called with the chosen command's name and parser, and adds the flags.
     """
     commands: Any = parser.add_subparsers(
         dest=metavar.lower(), metavar=metavar, required=True, action=_Commands,
@@ -49,7 +49,7 @@ def add_commands(
 
 
 def _in_lines(command: str) -> str:
-    """Return a command as a shell takes it, broken before flags where it is long."""
+    """Return a command as a shell reads it, broken before flags if it is long."""
     whole = re.sub(" (?!--)", "\xa0", command)
     lines = textwrap.wrap(whole, EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
     return " \\\n    ".join(lines).replace("\xa0", " ")

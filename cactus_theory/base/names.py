@@ -1,4 +1,4 @@
-"""Names that ``--help`` lists and flags take, without the modules that import torch for them.
+"""Names for ``--help`` and flags, listed here without the modules that import torch.
 
 ``tests/commands/test_help.py`` compares these lists with the registries.
 """
@@ -14,17 +14,17 @@ DIVERGENCES = tuple(
     "max_divergence alpha renyi".split()
 )
 VERIFIERS = ("block", "chain", "tree")
-# who draws the bonus token and the tokens of rounds without a draft
+# where bonus tokens, and tokens of rounds without a draft, are drawn from
 UNDRAFTED = ("policy", "target")
-# drafts by name, as every command and ``read_drafter`` take them; ``./ngram`` is a folder
+# drafts by name, for every command and ``read_drafter``; ``./ngram`` would be a folder
 DRAFTERS = (
     "ngram, ngram:longest=4, exit:20 (the target's first layers), skip:3 (the target without 3 of "
     "its layers) and 4bit (the target in 4 bits), both slow, to log rows with; or none"
 )
-# ways to draft where a draft has a law of its own
+# ways to draft where the draft is a distribution
 MODES = ("sampled", "greedy")
 AUTO = "auto"
 # names of dtypes that models are loaded in
 DTYPES = (AUTO, "float32", "bfloat16", "float16")
-# an id of the hub: NAME, or OWNER/NAME
+# a model's id on the hub: NAME, or OWNER/NAME
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -1,4 +1,4 @@
-"""Read prompts: JSON lines of the usual shapes or plain lines of text; chats by a template."""
+"""Read prompts from JSON lines of the usual shapes or plain lines, and apply chat templates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,22 +8,23 @@ from typing import Any
 
 from cactus_theory.base.files import first_line, parsed_json
 
-# keys of a JSON object that hold its prompt; a line has one of them
+# keys of a JSON object that can hold its prompt; a line has exactly one of these keys
 KEYS = ("messages", "turns", "question", "prompt", "text")
-# keys of what a model would have to read beside the prompt, and does not get here
+# keys of content that a model would have to read beside the prompt, which is not supported here
 UNREAD = ("system", "system_prompt", "tools", "functions", "image", "images", "audio", "videos",
           "documents")  # fmt: skip
 ROLES = ("system", "user", "assistant")
 Messages = tuple[Mapping[str, str], ...]
-# most characters of the first prompt that are shown unasked
+# most characters of the first prompt that notes show by default
 SHOWN = 240
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as it was written: a text, or the messages of a chat, whose last one is ``text``.
+    """A prompt as it was written: a text, or the messages of a chat, with ``text`` the last one.
 
-    ``later`` are further turns of a user, ``columns`` the other keys of its line.
+    ``later`` are further turns of a user, ``columns`` the other keys of the prompt's line, and
+    ``place`` says where the prompt stands.
     """
 
     text: str
@@ -34,20 +35,20 @@ class Prompt:
 
     @property
     def source(self) -> str:
-        """Return all that a model may read of it, as one text."""
+        """Return everything that a model may read of the prompt, as one text."""
         return self.text if self.messages is None else json.dumps(self.messages)
 
 
 def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
-    """Return the prompts of a file that ``flag`` names, one a line.
+    """Return the prompts of a file, one a line; ``flag`` names the file in messages.
 
-    A file whose first line begins with ``{`` holds JSON objects, each with one of KEYS: a text
+    If the first line begins with ``{``, each line holds a JSON object with one of KEYS: a text
     under ``prompt``, ``question`` or ``text``; texts of a user under ``turns``, of which the first
-    is the prompt; a chat under ``messages``, with ROLES, whose contents are texts. Its other keys
-    are columns, and a null counts for nothing. In any other file every line that is not blank is a
-    prompt. Lines end with a line feed, which a carriage return may precede, and nowhere else; a
-    byte order mark is no part of the first one.
-    OSError, ValueError for a file that cannot be read, and by its number for another line.
+    is the prompt; a chat under ``messages``, with ROLES, whose contents are texts. Other keys of
+    the object are columns; keys with null are ignored. In any other file every line that is not
+    blank is a prompt. A line ends with a line feed, which a carriage return may precede. A byte
+    order mark at the start is ignored.
+    OSError for a file that cannot be read; ValueError, with the line's number, for other lines.
     """
     path = Path(path)
     try:
@@ -67,7 +68,7 @@ def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
 
 
 def _must(rule: str, place: str, holds: Any, got: Any) -> None:
-    """Raise ValueError by the place unless the rule holds."""
+    """Raise ValueError, which names the place, unless the rule holds."""
     if not holds:
         raise ValueError(f"{place} must {rule}; got {got!r:.80}")
 
@@ -91,14 +92,14 @@ def _prompt(place: str, line: str) -> Prompt:
 
 
 def _text(place: str, key: str, text: Any) -> str:
-    """Return a text that is one."""
+    """Return a text; ValueError for anything else, an empty text or lone surrogates."""
     holds = isinstance(text, str) and text and is_utf8(text)
     _must(f"hold a text under {key!r}", place, holds, text)
     return text
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text is one: no lone surrogates, which stand for bytes that are none."""
+    """Return whether a text has a UTF-8 encoding, which lone surrogates do not have."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -107,7 +108,7 @@ def is_utf8(text: str) -> bool:
 
 
 def _messages(place: str, value: Any) -> Messages:
-    """Return the messages of a chat that waits for an answer."""
+    """Return the messages of a chat; ValueError unless the last one is a user's."""
     listed = isinstance(value, list) and all(isinstance(message, dict) for message in value)
     _must("hold a list of messages", place, listed, value)
     messages = tuple(_message(place, message) for message in value)
@@ -127,9 +128,9 @@ def _message(place: str, message: Mapping[str, Any]) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class Rendering:
-    """How a prompt becomes what a model reads: ``--chat`` and ``--system``.
+    """How a prompt is turned into the text that a model reads: ``--chat`` and ``--system``.
 
-    With ``start`` a text begins with the tokenizer's start token; a template writes its own.
+    With ``start`` a text begins with the tokenizer's start token; a chat template writes its own.
     """
 
     chat: bool = False
@@ -137,7 +138,7 @@ class Rendering:
     start: bool = True
 
     def check(self, prompts: Sequence[Prompt]) -> None:
-        """Raise ValueError for prompts that cannot be rendered so, before any model is loaded."""
+        """Raise ValueError for prompts that cannot be rendered, before any model is loaded."""
         if self.system is not None and not is_utf8(self.system):
             raise ValueError(f"--system: must be UTF-8 text; got {self.system!r:.60}")
         chats = [prompt for prompt in prompts if prompt.messages is not None]
@@ -150,7 +151,7 @@ class Rendering:
             raise ValueError(f"{own[0].place} has a message of the system, as has --system")
 
     def messages(self, prompt: Prompt) -> list[Mapping[str, str]] | None:
-        """Return the messages for the template; None for a text that is taken as it is."""
+        """Return the messages for the chat template; None for a text that needs no template."""
         if prompt.messages is None and not self.chat:
             return None
         before = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -172,7 +173,7 @@ class Rendering:
             raise ValueError(f"{prompt.place} {rule}; {first_line(error)}") from error
 
     def ids(self, prompt: Prompt, tokenizer: Any) -> list[int]:
-        """Return the token ids of a prompt, with one start token at most; ValueError for none."""
+        """Return the token ids of a prompt, with at most one start token; ValueError for no ids."""
         added = self.start and self.messages(prompt) is None
         ids = tokenizer(self.text(prompt, tokenizer), add_special_tokens=added)["input_ids"]
         while len(ids) > 1 and ids[0] == ids[1] == tokenizer.bos_token_id:
@@ -182,7 +183,7 @@ class Rendering:
         return ids
 
     def notes(self, prompts: Sequence[Prompt], tokenizer: Any, whole: bool = False) -> list[str]:
-        """Return notes on prompts: columns, further turns, the template, the first one rendered."""
+        """Return notes on prompts: columns, further turns, the template, the first prompt."""
         templated = [self.messages(prompt) is not None for prompt in prompts]
         lines = []
         if columns := dict.fromkeys(name for prompt in prompts for name in prompt.columns):

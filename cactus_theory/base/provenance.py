@@ -1,4 +1,4 @@
-"""Where a result is from: command, day, versions and kind of machine, written beside it."""
+"""Provenance of a result, to be written beside it: command, day, versions and kind of machine."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Roots in brackets: of a rising function of one number, and of convex functions of many rows."""
+"""Find roots in brackets: of a rising function of one number, of convex functions of many rows."""
 
 import math
 from collections.abc import Callable
@@ -15,12 +15,12 @@ Evaluate = Callable[[Tensor], tuple[Tensor, Tensor]]
 # Most steps of a search. Bisection alone needs 53 halvings to exhaust float64 on [0, 1], some more
 # near 0, and 60 of ln x; a secant takes about five steps.
 MOST_STEPS = 140
-# share of the settled width that a secant step times the step before it may have at a root
+# A secant search ends if its step times the step before is at most this share of the settled width
 SECOND = 1 / 200
-# largest step of a guess, in ln x
+# largest secant step, in ln x
 FARTHEST = 50.0
-# Relative distance from the budget that counts as equal to it: the function is a sum of many
-# rounded terms.
+# Relative distance from the budget that counts as equal to the budget: the function is a sum of
+# many rounded terms.
 BUDGET_ULPS = 4e-16
 
 
@@ -32,11 +32,13 @@ def rising_root(
     settled: float,
     steepness: float,
 ) -> float:
-    """Return the root of a rising function of x > 0.
+    """Return the root of a rising function of x > 0 in the bracket from ``low`` to ``high``.
 
-    By secants in ln x; two steps in a row that did not halve the value are followed by half the
-    bracket. It ends with a step of at most ``settled``, relative to x. ``steepness`` is a guess of
-    x f′(x), for the first step; ∞ halves the bracket instead.
+    Each step is a secant step in ln x. It is replaced by the geometric middle of the bracket if it
+    leaves the bracket, and after two steps in a row that did not halve the value.
+    Every value narrows the bracket, so the root stays inside. The search ends with a step of at
+    most ``settled``, relative to x. ``steepness`` is a guess of x f′(x), for the first step; with
+    ∞ the first step halves the bracket instead.
     """
     x, before, slow = min(max(start, low), high), None, False
     for _ in range(MOST_STEPS if low < high else 0):
@@ -56,7 +58,7 @@ def rising_root(
         following = guess if within else math.sqrt(low) * math.sqrt(high)
         step = abs(following - x) / x
         before, x = (x, value), following
-        # what a secant step leaves is of the order of its product with the step before
+        # the error left by a secant step is of the order of its product with the step before
         if step <= settled or (within and step * last <= settled * SECOND):
             break
     return x
@@ -65,13 +67,15 @@ def rising_root(
 def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values) -> Values:
     """Return x between ``over`` and ``under`` where a convex function meets ``budget``.
 
-    ``evaluate`` returns value and derivative; a function that only rises or falls needs none, NaN.
-    The value exceeds the budget at ``over`` and not at ``under``; where it does not exceed it at
-    ``over`` either, ``over`` is returned. A Newton step from the side above the budget never
-    overshoots a convex function; every third step halves the bracket, so that a flat or infinite
-    slope at the start costs little, and every other such step halves it in logarithms, so that a
-    root of 1e-150 is found. A value of NaN, as f of a ratio that leaves float64, counts as above
-    the budget. The result keeps the budget up to ``BUDGET_ULPS``·(1 + budget).
+    ``evaluate`` returns value and derivative. For a function that only rises or falls the
+    derivative may be NaN. The value exceeds the budget at ``over`` and not at ``under``; if it does
+    not exceed the budget at ``over`` either, ``over`` is returned.
+
+    A Newton step from the side above the budget never overshoots a convex function. Every third
+    step halves the bracket instead, so that a flat or infinite slope at the start costs little, and
+    every second such step halves the bracket in logarithms, so that a root of 1e-150 is found. A
+    value of NaN, as f of a ratio that leaves float64, counts as above the budget. The result keeps
+    the budget up to ``BUDGET_ULPS``·(1 + budget).
     """
     close = BUDGET_ULPS * (1 + budget)
     value, slope = evaluate(over)

@@ -1,6 +1,7 @@
-"""Rows of probabilities: from files of common formats, and from scores at any temperature.
+"""Rows of probabilities: read from files of common formats, and made from scores at temperatures.
 
-What a file claims is held against its size before memory is taken for it, and nothing in it runs.
+The sizes that a file declares are compared with its own size before memory is taken, and no code in
+a file is run.
 """
 
 import io
@@ -32,9 +33,9 @@ NO_NPY, NO_NPZ = (f"must be a .{kind} file of numbers" for kind in ("npy", "npz"
 # errors that numpy, zipfile and their codecs raise for broken content
 BROKEN = (ValueError, TypeError, EOFError, OverflowError, MemoryError, RuntimeError, SyntaxError,
           tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)  # fmt: skip
-# Temperatures by which a score is divided as it is. Colder, float32 lacks the digits for quotients
-# that differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows below
-# 1e-37; hotter, the temperature itself overflows.
+# Temperatures by which scores are divided directly. At colder ones float32 lacks the digits for
+# quotients that differ by less than 1 (scores of 30 are 3e4 at 1e-3, known to 2e-3), and overflows
+# below 1e-37; at hotter ones the temperature itself overflows.
 ORDINARY = (1e-3, 1e30)
 
 
@@ -43,15 +44,15 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
 
     ``path`` is a .npy, .npz or .json file (a list of numbers, or of such lists).
     ``file.npz::name`` picks one array of several. ``logits`` become probabilities by a float64
-    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as digits of
-    them may be missing in a text.
+    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as a text may
+    lack digits.
 
     Floats of 8 bytes or fewer keep their dtype; integers become float64. Rows are not checked to
     be distributions here.
 
     OSError for a file that is missing or cannot be read; ValueError for an unknown suffix, a
-    broken file, what is not numeric or has no last axis of tokens, and logits without a finite
-    maximum.
+    broken file, content that is not numeric or has no last axis of tokens, and logits without a
+    finite maximum.
     """
     name, _, key = str(path).partition("::")
     suffix = Path(name).suffix.lower()
@@ -66,9 +67,9 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
 
 
 def pair_in(path: str) -> tuple[str, str] | None:
-    """Return ``FILE::target_probs`` and ``FILE::draft_probs`` of a .npz that holds both, else None.
+    """Return ``FILE::target_probs`` and ``FILE::draft_probs`` if a .npz holds both, else None.
 
-    ``target`` and ``draft`` are names for them, too. ValueError for a broken .npz.
+    The arrays may also be named ``target`` and ``draft``. ValueError for a broken .npz.
     """
     file = Path(path)
     if file.suffix.lower() != ".npz" or not file.is_file():
@@ -82,9 +83,9 @@ def pair_in(path: str) -> tuple[str, str] | None:
 
 
 def pair_of(target: str, draft: str | None) -> tuple[str, str]:
-    """Return the files of target and draft rows; ``target`` holds both where ``draft`` is None.
+    """Return the files of target and draft rows; without ``draft``, ``target`` must hold both.
 
-    ValueError where it does not, as :func:`pair_in` says.
+    ValueError if it does not (:func:`pair_in`).
     """
     pair = pair_in(target) if draft is None else (target, draft)
     if pair is None:
@@ -108,11 +109,12 @@ def save_rows(path: str, rows: np.ndarray) -> None:
 def scaled(
     scores: Float[Tensor, "*rows vocab"], temperature: float, out: Tensor | None = None
 ) -> Float[Tensor, "*rows vocab"]:
-    """Return scores / temperature, up to a shift of each row, for a softmax.
+    """Return scores / temperature for a softmax, up to a constant for each row.
 
-    Outside of ``ORDINARY`` differences from the row's largest score are divided, in float64:
-    exact for every positive temperature that a float holds. As it falls the rows become those
-    of greedy decoding, where ties share; as it rises, uniform over the scores above −∞.
+    Outside of ``ORDINARY``, differences from the row's largest score are divided, in float64:
+    exact for every positive temperature that a float holds. As the temperature falls, the softmax
+    becomes the row of greedy decoding, in which ties share; as it rises, the row becomes uniform
+    over the scores above −∞.
     """
     if ORDINARY[0] <= temperature <= ORDINARY[1]:
         return torch.div(scores, temperature, out=out)
@@ -131,7 +133,7 @@ def greedy(
     most, best = scores.max(-1, keepdim=True)
     rows = torch.empty_like(scores) if out is None else out
     rows.zero_().scatter_(-1, best, 1.0)
-    if most.is_cuda or not bool((most > -math.inf).all()):  # NaN is the least, too
+    if most.is_cuda or not bool((most > -math.inf).all()):  # False for NaN, too
         rows.masked_fill_(~(most > -math.inf), math.nan)
     return rows
 
@@ -139,9 +141,9 @@ def greedy(
 def softmax_in_order(
     scores: Float[Tensor, "*rows vocab"], out: Tensor | None = None
 ) -> Float[Tensor, "*rows vocab"]:
-    """Return softmax(scores) with its first largest entry where the scores have theirs.
+    """Return softmax(scores) whose first largest entry is the scores' first largest entry.
 
-    Where rounding ties it with earlier ones, these are lowered by an ulp.
+    Rounding may tie the largest entry with earlier entries; these are lowered by an ulp.
     """
     best = scores.argmax(-1, keepdim=True)
     rows = torch.softmax(scores, -1, out=out)
@@ -156,7 +158,7 @@ def softmax_in_order(
 
 
 def warn_of_probabilities(name: str, scores: Float[Tensor, "vocab"]) -> None:
-    """Warn if a row of what should be logits is a distribution; ``name`` is where it is from."""
+    """Warn if a row of supposed logits is a distribution; ``name`` says where the row is from."""
     row = scores.double()
     if bool(((row >= 0) & (row <= 1)).all()) and abs(float(row.sum()) - 1) < NEAR_ONE:
         warnings.warn(
@@ -219,9 +221,9 @@ def _archive(path: str, file: Path) -> zipfile.ZipFile:
 
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return the array of a member, if compression does not hide too many bytes.
+    """Return the array of a member, unless it would unpack to too many bytes.
 
-    It is unpacked into a file, which its header cannot ask more memory for than there is.
+    The member is unpacked into a file, so that its header cannot demand memory for more.
     """
     if member.file_size > max(UNPACKED, member.compress_size):
         raise ValueError(f"must unpack to at most {UNPACKED} bytes; got {member.file_size}")

@@ -1,24 +1,24 @@
-"""Confidence levels; whether two ways differ on the same items, and how many items it takes."""
+"""Confidence levels; tests of whether two methods differ on the same items, and sample sizes."""
 
 import math
 from collections.abc import Sequence
 
-# fewest texts whose errors say anything
+# fewest texts whose standard errors mean anything
 FEWEST_TEXTS = 5
-# joint confidence level of all intervals of expect: one table in a hundred is wrong somewhere
+# joint confidence level of all intervals of ``expect``: one table in a hundred has a wrong interval
 EXPECTED = 0.99
-# probability of no alarm on a healthy engine, all tests of a comparison together
+# probability of no alarm on a healthy engine, over all tests of a comparison together
 QUIET = 0.98
-# risk that the bound of promise from readings is wrong
+# probability that the bound of ``promise`` from readings is wrong
 RISK = 0.05
-# standard normal quantiles of two sides of 95 %, and of four in five
+# standard normal quantiles: two-sided 95 %, and one-sided four in five
 WIDE, POWER = 1.96, 0.8416
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """Return the exact two-sided p of items on which one of two ways alone is right.
+    """Return the exact two-sided p of items that only one of two methods gets right (McNemar).
 
-    If neither way is better, each of these items falls to either with a probability of one half.
+    If neither method is better, either is the one that is right with a probability of one half.
     """
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
@@ -37,10 +37,12 @@ def holm(values: Sequence[float]) -> list[float]:
 def items_needed(difference: float, error: float, count: int) -> int | None:
     """Return how many items make a difference significant: at 95 %, in four of five such runs.
 
+    None if the difference is 0 or unknown.
+
     Parameters
     ----------
-    difference, error : from what there is without one, and its standard error over ``count`` items;
-        the error falls with the root of their number. None where the difference is 0 or unknown.
+    difference : the effect, measured from the value that means no effect.
+    error : the standard error of ``difference`` over ``count`` items; it falls with their root.
     """
     if not math.isfinite(error) or not math.isfinite(difference) or difference == 0:
         return None

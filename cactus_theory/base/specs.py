@@ -1,8 +1,8 @@
-"""Names of things and their knobs: one grammar, one registry, one reader of ``FILE.py:NAME``.
+"""Specs, which name objects with knobs: their grammar, a registry, a reader of ``FILE.py:NAME``.
 
 A spec reads ``name:knob=value,knob=value`` or ``FILE.py:NAME:knob=value``. Policies, divergences,
-verifiers and schedules are named so on the command line and in Python. Data (files, requests) may
-name what is registered only: whoever reads it looks it up with :meth:`Registry.find`.
+verifiers and schedules are named by specs on the command line and in Python. Data (files, requests)
+may name only registered objects, so readers of data call :meth:`Registry.find`.
 """
 
 import importlib.util
@@ -20,13 +20,13 @@ from typing import Any, Generic, TypeVar
 from cactus_theory.base import arguments as check
 
 Kind = TypeVar("Kind")
-# FILE.py:NAME:knobs, but no registered name whose knobs name a file: ``band:divergence=mine.py:D``
+# FILE.py:NAME:knobs; not a registered name whose knobs name a file: ``band:divergence=mine.py:D``
 FORM = re.compile(
     r"(?!\s*\w*\s*:\s*\w+\s*=)(?P<file>.+?\.py)(?::(?P<name>[^:]*))?(?::(?P<knobs>.*))?", re.DOTALL
 )
 
 
-# files that are being run: a file that names itself would run without end
+# files that are being run: a file that names itself would otherwise run without end
 _BEING_READ: set[Path] = set()
 # files that were run
 _READ: set[Path] = set()
@@ -42,7 +42,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def spec_of(name: str, value: Any) -> str:
-    """Write a spec for :func:`parse_spec`: a name, and a dataclass's values but defaults."""
+    """Write a spec for :func:`parse_spec`: a name, and a dataclass's values other than defaults."""
     knob_fields = (
         sorted(fields(value), key=lambda knob: knob.kw_only is True) if is_dataclass(value) else ()
     )
@@ -100,8 +100,9 @@ def split(source: str, word: str = "rule") -> tuple[Path, str, str]:
 class Registry(Generic[Kind]):
     """A registry of objects by name, which also reads ``FILE.py:NAME``.
 
-    ``kind`` is the class of what is registered, or of its objects. In messages ``word`` says what
-    it is, ``must_be`` what ``NAME`` of a file must be, and ``argument`` which argument names it.
+    ``kind`` is the class of registered objects, or the base of registered classes. In messages
+    ``word`` names this kind, ``must_be`` says what ``NAME`` in a file must be, and ``argument`` is
+    the argument that names an object.
     """
 
     def __init__(self, word: str, kind: type, must_be: str, argument: str) -> None:
@@ -109,11 +110,11 @@ class Registry(Generic[Kind]):
         self.known: dict[str, Kind] = {}
 
     def taken(self, name: str, value: Kind) -> bool:
-        """Return whether something of another place has the name; a file may be read again."""
+        """Return whether an object from another place has the name; a file may be read again."""
         return name in self.known and _origin(self.known[name]) != _origin(value)
 
     def add(self, name: str, value: Kind) -> None:
-        """Register, and name the class so; ValueError for a name that is taken."""
+        """Register an object, and give its class the name; ValueError for a name that is taken."""
         if self.taken(name, value):
             raise ValueError(f"name: must not be registered already; got {name!r}")
         self.known[name] = value
@@ -131,10 +132,10 @@ class Registry(Generic[Kind]):
     def read(self, source: str, *others: type) -> tuple[Any, str]:
         """Return the object that ``FILE.py:NAME`` names, and ``FILE.py:NAME`` without knobs.
 
-        It may be of ``others``, too. Its spec becomes ``FILE.py:NAME`` and its knobs, unless it
-        is registered under a name. ValueError, OSError, TypeError for another form, where there is
-        no such file or name, and for a name that stands for something else; ValueError where the
-        file raised, too: the message says what, and on which line.
+        The object may also be of ``others``. Its spec becomes ``FILE.py:NAME`` and its knobs,
+        unless it is registered under a name. ValueError for another form or a missing name, OSError
+        for a missing file, TypeError for an object of another kind. ValueError also if the file
+        raises an error; the message then has this error and its line.
         """
         path, name, _ = split(source, self.argument)
         module = _module(path.resolve(), path.stat().st_mtime_ns)
@@ -157,25 +158,25 @@ def _origin(value: Any) -> tuple[str, str]:
 
 
 def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
-    """Set the spec of an object read from a file to ``FILE.py:NAME``."""
+    """Set the spec of an object that was read from a file to ``FILE.py:NAME``."""
     kind = _kind_of(value)
     if "registered_as" in vars(kind):
         return value
     if getattr(module, kind.__name__, None) is kind and kind.__module__ == module.__name__:
         kind.name = f"{path}:{kind.__name__}"
-    elif hasattr(kind, "source"):  # a function's policy, of which a class is made
+    elif hasattr(kind, "source"):  # a policy made from a function, for which a class was made
         kind.name = f"{path}:{name}"
     return value
 
 
 @lru_cache(maxsize=16)
 def _module(path: Path, changed: int) -> ModuleType:
-    """Run a file; run it again only if it has changed on disk."""
+    """Run a file and return its module; a file is run again only if it has changed on disk."""
     if path in _BEING_READ:
         raise ValueError(
             f"{path.name}: must not be named while it is read; what it registers has a name"
         )
-    if str(path.parent) not in sys.path:  # at the end: nothing there may replace a library
+    if str(path.parent) not in sys.path:  # at the end: no file there may replace a library
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
@@ -197,12 +198,12 @@ def _module(path: Path, changed: int) -> ModuleType:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Return the error of code of a ``FILE.py``, with its function and its line.
+    """Return the error that code of a ``FILE.py`` raised, with its function and line, as text.
 
-    None where none of it ran, and for a knob that its ``__post_init__`` refuses.
+    None if no such code ran, and for a knob value that the code's ``__post_init__`` refuses.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, SystemExit):  # of a closed stdout, too
+    if isinstance(error, SystemExit):  # also raised for a closed stdout
         codes = codes[-1:]
     code = next((code for code in codes if Path(code.co_filename) in _READ), None)
     if code is None or (code.co_name == "__post_init__" and isinstance(error, ValueError)):
@@ -211,7 +212,7 @@ def blamed(error: BaseException) -> str | None:
 
 
 def _blame(path: Path, error: BaseException) -> str:
-    """Return the error that a file raised, its line number and the text of that line."""
+    """Return as text the error that a file raised, with its line number and the line's text."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path.name}, line {error.lineno}: SyntaxError: {error.msg}"
     lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
@@ -222,13 +223,13 @@ def _blame(path: Path, error: BaseException) -> str:
 
 
 def files_of(method: str) -> list[Path]:
-    """Return the files that decide what a method does: of rule and divergence."""
+    """Return the files that define a method: those of its rule and of its divergence."""
     files = [file_of(method), *map(_file_of_knob, _parts(method)[1])]
     return [file for file in files if file is not None]
 
 
 def label(method: str) -> tuple[str, str]:
-    """Return name and knobs as tables show them: files without their folders."""
+    """Return name and knobs as tables show them: names of files without their folders."""
     name, knobs = _parts(method)
     return name, ",".join(map(_without_folder, knobs))
 

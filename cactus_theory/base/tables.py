@@ -1,4 +1,4 @@
-"""Tables of lines that share their columns: on the terminal, as CSV, as JSON."""
+"""Tables: lines with common columns, printed on the terminal or written as CSV or JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Cells = Sequence[str]
 
 
 def print_table(heads: Cells, lines: Sequence[Cells], left: Sequence[int] = ()) -> None:
-    """Print a table, its columns set right but for those numbered ``left``."""
+    """Print a table with columns aligned right, except those numbered in ``left``."""
     for line in aligned([heads, *lines], left):
         print(line.rstrip())
 
@@ -27,10 +27,10 @@ def print_table(heads: Cells, lines: Sequence[Cells], left: Sequence[int] = ()) 
 def write_csv(
     path: str | Path, lines: Sequence[Mapping[str, Any]], notes: Mapping[str, Any]
 ) -> None:
-    """Write a header and the lines under ``# key: value`` lines: all of the file or nothing.
+    """Write ``# key: value`` lines, a header and the lines to a CSV: the whole file or nothing.
 
-    The columns are those of the first line. What a line lacks, and ``None``, becomes an empty
-    field; floats are in full. ValueError for a note of several lines and for another column.
+    The columns are those of the first line. Missing values and ``None`` become empty fields; floats
+    have all digits. ValueError for a note of several lines and for another column.
     """
     text = io.StringIO()
     for key, value in notes.items():
@@ -43,23 +43,23 @@ def write_csv(
     write_whole(path, text.getvalue().encode())
 
 
-ROUNDING = 1e-12  # magnitudes below are shown as 0; the CSV keeps every digit
+ROUNDING = 1e-12  # smaller magnitudes are shown as 0; the CSV keeps every digit
 WORDS = ("policy", "method", "verifier", "knob", "declared budget", "", "proof of optimality")
 GAP = "  "
 
 
 def width_of_terminal(most: int) -> int:
-    """Return the terminal's columns (``COLUMNS`` counts), at most ``most``; by default ``most``."""
+    """Return the terminal's columns (or ``COLUMNS``), at most ``most``; by default ``most``."""
     return min(most, shutil.get_terminal_size(fallback=(most, 24)).columns)
 
 
 def rule(title: str, width: int = 80) -> str:
-    """Return a line with a title in it."""
+    """Return a horizontal line with a title in it."""
     return f"── {title} ".ljust(width, "─")
 
 
 def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> list[str]:
-    """Return lines whose cells stand below each other, the columns ``words`` left, others right."""
+    """Return lines with aligned cells: columns ``words`` to the left, others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     placed = (
         [cell.ljust(width) if place in words else cell.rjust(width)
@@ -70,7 +70,7 @@ def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> list[str]
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
-    """Return a table whose cells are never cut; heads may have several lines, set at the bottom."""
+    """Return a table whose cells are never cut; heads of several lines align at the bottom."""
     tall = max(head.count("\n") for head in heads) + 1
     tops = [[*[""] * tall, *head.split("\n")][-tall:] for head in heads]
     lines = [list(line) for line in zip(*tops, strict=True)] + [list(row) for row in rows]
@@ -89,7 +89,7 @@ def fitted(
 ) -> str:
     """Return the table without the last columns that would make it wider than ``width``.
 
-    The first ``needed`` stay, however narrow that is: what something costs is never left out.
+    The first ``needed`` columns always stay, so that a cost is never left out.
     """
     for count in range(len(heads), needed, -1):
         table = text_table(heads[:count], [row[:count] for row in rows], title)
@@ -109,7 +109,7 @@ def shown(value: Any) -> str:
     return "0" if abs(value) < ROUNDING else f"{value:.4g}"
 
 
-# most rows of a printed table: a longer one would scroll the summary off a terminal
+# most rows of a printed table: more rows would scroll the summary off a terminal
 ROWS_SHOWN = 20
 Columns = dict[str, Any]
 
@@ -139,7 +139,7 @@ def print_rows(columns: Columns) -> None:
 
 
 def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
-    """Write one line per row under ``# key: value`` lines, all of the file or nothing."""
+    """Write one line per row under ``# key: value`` lines: the whole file or nothing."""
     arrays = _flat(columns)
     heads = ["row", *(name.replace(" ", "_") for name in arrays)]
     lines = enumerate(zip(*(column.tolist() for column in arrays.values()), strict=True))
@@ -151,7 +151,7 @@ def _flat(columns: Columns) -> dict[str, np.ndarray]:
 
 
 def plain_json(value: Any) -> Any:
-    """Return ``value`` for JSON; infinities and NaN become strings, as JSON has none."""
+    """Return ``value`` for JSON; infinities and NaN become strings, as JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

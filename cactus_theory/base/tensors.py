@@ -1,4 +1,4 @@
-"""Check rows and tensors; messages name the argument, what it must be, and the value."""
+"""Check rows and tensors. Messages name the argument, its allowed values, and the value given."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,15 +17,15 @@ ROUNDED = (
 )
 LOGITS = "; did you mean logits? Their softmax is probabilities (on the command line --logits)"
 
-# most entries (rows times vocabulary) that are computed at once; always at least one row: larger
-# temporaries are mapped anew at every call, and with 2^18 laws took up to five times as long
+# most entries (rows times vocabulary) that are computed at once, but always one row at least:
+# larger temporaries are mapped anew at every call; with 2^18 laws took up to five times as long
 AT_ONCE = 1 << 16
 
 
 def as_tensor(name: str, value: ArrayLike) -> Tensor:
     """Return ``value`` as a floating torch tensor; raise TypeError for other dtypes and layouts.
 
-    Rows that require gradients are detached: what is made of them is no part of a graph.
+    Rows that require gradients are detached, so that results are part of no graph.
     """
     if isinstance(value, Tensor):
         if value.is_nested:
@@ -57,7 +57,7 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
 
 
 def check_tensor(name: str, value: Any, must_be: str, *dtypes: torch.dtype) -> None:
-    """Raise TypeError, which says what it must be, unless ``value`` is a tensor of a dtype."""
+    """Raise TypeError, with ``must_be`` in its message, unless ``value`` is a tensor of a dtype."""
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name}: must be {must_be}; got {kind}")
@@ -68,7 +68,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 
 
 def place(at: Sequence[int], shape: Sequence[int]) -> str:
-    """Name the place of a row in a batch (...): row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
+    """Name a row's place in a batch (...): row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
     if not shape:
         return "the row"
     return f"row {', '.join(map(str, at))} of {' x '.join(map(str, shape))} (from 0)"
@@ -78,18 +78,18 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     """Raise ValueError unless every row of ``probs`` (..., V) is a distribution.
 
     With ``normalise`` any positive sum will do, as rows are divided by their sums. On CUDA only
-    the shape is looked at: reading values back would stall the device.
+    the shape is checked: reading values back would stall the device.
     """
     if probs.ndim == 0 or probs.shape[-1] == 0:
         raise ValueError(f"{name}: needs a last axis of at least one token; got {describe(probs)}")
     if probs.is_cuda or probs.numel() == 0:
         return
-    # a few rows at a time, so that the second look finds them near the core
+    # a few rows at a time, so that the second pass finds them in the CPU's cache
     least, most, sums = zip(*map(_range_and_sums, torch.atleast_2d(probs).split(
         max(1, AT_ONCE * len(probs) // probs.numel())
     )), strict=True)  # fmt: skip
     least, most = torch.stack(least).amin(), torch.stack(most).amax()
-    if not bool((least >= 0) & (most < torch.inf)):  # NaN is both least and most
+    if not bool((least >= 0) & (most < torch.inf)):  # for rows with NaN both are NaN
         bad = ~torch.isfinite(probs)
         bound, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
         at = _first(bad if bad.any() else probs < 0)
@@ -121,7 +121,7 @@ def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def describe(tensor: Tensor) -> str:
-    """Return the shape, as messages say it."""
+    """Return the shape in the words of messages."""
     return f"shape {tuple(tensor.shape)}"
 
 
@@ -185,7 +185,7 @@ def checked_rows(
 def probability_rows(
     target_probs: ArrayLike, draft_probs: ArrayLike, normalise: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`checked_rows` in float64 and divided by their sums."""
+    """Return the rows of :func:`checked_rows` in float64, divided by their sums."""
     target, draft = checked_rows(target_probs, draft_probs, normalise)
     return normalised(target), normalised(draft)
 
@@ -199,14 +199,14 @@ def like(value: Tensor, original: ArrayLike) -> Any:
 
 
 def scalar_like(value: Tensor, original: ArrayLike) -> Any:
-    """Return per-row ``value`` in the kind of ``original``, keeping its own dtype."""
+    """Return per-row ``value`` as a tensor or array like ``original``, keeping its dtype."""
     return value if isinstance(original, Tensor) else value.numpy()
 
 
 def row_numbers(
     name: str, value: Any, batch: torch.Size, device: torch.device, low: float, high: float
 ) -> Tensor:
-    """Return ``value`` as float64 (*batch*), each entry inside [low, high]."""
+    """Return ``value`` as float64 of shape ``batch``, each entry inside [low, high]."""
     try:
         tensor = torch.as_tensor(value, dtype=torch.float64, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -226,7 +226,7 @@ def row_numbers(
 
 
 def working_device(name: str, value: str | torch.device) -> torch.device:
-    """Return the device of that name if this machine has it, and this build of torch can use it."""
+    """Return the device of that name if this machine and this build of torch have it."""
     try:
         torch.zeros(1, device=value).item()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:

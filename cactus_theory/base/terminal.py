@@ -1,6 +1,7 @@
-"""Progress and end of a command.
+"""How commands show progress and end on a terminal.
 
-A line now and then; one line for an error or Ctrl-C, and silence when the output has no reader.
+A line of progress now and then; one line for an error or Ctrl-C; silence if nobody reads the
+output.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec
 
-# exit status of a command whose output has no reader, as a shell reports SIGPIPE: 128 + 13
+# exit status of a command whose output nobody reads, as a shell reports SIGPIPE: 128 + 13
 BROKEN_PIPE = 141
 # exit status of a command that Ctrl-C ended: 128 + 2
 INTERRUPTED = 130
 NOTHING_KEPT = "nothing is kept: the same command starts again"
-# errors of bad input, told in one line as those of a FILE.py; others are bugs and keep a traceback
+# errors of bad input, shown as one line, as are errors of a FILE.py; others keep their traceback
 REPORTED = (ValueError, TypeError, OSError, ModuleNotFoundError, RuntimeError)
 LONGEST = 1200  # most characters of an error's line
 Given = ParamSpec("Given")
 
 
 def one_line(error: BaseException | str) -> str:
-    """Return an error's message as one line, its middle left out if it would fill the screen."""
+    """Return an error's message as one line; a very long one loses its middle."""
     line = " ".join(str(error).split()) or type(error).__name__
     half = LONGEST // 2
     return line if len(line) <= LONGEST else f"{line[:half]} … {line[-half:]}"
@@ -35,18 +36,18 @@ def one_line(error: BaseException | str) -> str:
 def ends_quietly(main: Callable[Given, int]) -> Callable[Given, int]:
     """Make a command stop silently, with status 141, once its stdout is closed.
 
-    With 2 and one line if nothing can be written to it, as to a full disk. What stderr does not
-    take is lost. SIGPIPE itself stays ignored, as Python sets it: writing to a worker process that
-    has died must raise, not end the command.
+    If stdout cannot be written for another reason, such as a full disk, the command stops with one
+    line and status 2. Text that stderr does not take is lost. SIGPIPE itself stays ignored, as
+    Python sets it: writing to a worker process that has died must raise, not end the command.
     """
 
     @functools.wraps(main)
     def run(*arguments: Given.args, **options: Given.kwargs) -> int:
         real, errors = sys.stdout, sys.stderr
         if isinstance(real, io.TextIOWrapper) and real.errors == "strict":
-            real.reconfigure(errors="replace")  # signs that an encoding lacks
+            real.reconfigure(errors="replace")  # for characters that an encoding lacks
         sys.stdout = _Output(real)  # type: ignore[assignment]
-        if sys.stderr is None:  # print would take stdout, and a file its number
+        if sys.stderr is None:  # else print would use stdout, and the next file number 2
             sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
         sys.stderr = _Output(sys.stderr, may_be_lost=True)  # type: ignore[assignment]
         try:
@@ -77,9 +78,9 @@ def importing(command: str) -> Iterator[None]:
 
 
 class _Output:
-    """A text stream that leaves with status 141 where the real one would raise, or loses the text.
+    """A text stream that ends the process with status 141 where writing raises, or loses the text.
 
-    ``SystemExit``, because commands report an ``OSError`` as bad input.
+    The error is ``SystemExit``, because commands report an ``OSError`` as bad input.
     """
 
     def __init__(self, real: Any, may_be_lost: bool = False) -> None:
@@ -120,9 +121,9 @@ FIRST_LINE_S, LINE_EVERY_S = 5.0, 15.0
 
 
 class Progress:
-    """Show how far a piece of work is, on stderr.
+    """Show the progress of a piece of work on stderr.
 
-    ``label`` says what is being done, ``done`` of ``total`` steps were finished before.
+    ``label`` names the work; ``done`` of ``total`` steps are finished at the start.
     """
 
     def __init__(self, label: str, total: int, done: int = 0) -> None:
@@ -148,10 +149,10 @@ class Progress:
         self.update(done)
 
     def step(self, label: str, done: int, total: int) -> None:
-        """Record the same of what ``label`` names."""
+        """Record that ``done`` of ``total`` steps of ``label`` are finished."""
         self.label = label
         self.of(done, total)
 
     def texts(self, done: int, texts: int) -> None:
-        """Record how much was logged in how many texts; the last text may add more than needed."""
+        """Record steps logged, in how many texts; the last text may log more than are needed."""
         self.update(min(done, self.total), f"{texts} texts")

@@ -1,8 +1,8 @@
 """Run torch's row-by-row work on one thread.
 
-PyTorch shares every operation on more than 32,768 entries among a pool of threads, and waits for
-the last of them. On a core that another process uses, that wait takes a hundred times the
-arithmetic, and rows are handled in many small operations.
+PyTorch divides every operation on more than 32,768 entries among a pool of threads, and waits for
+the last of them. If another process uses a core, this wait takes a hundred times the arithmetic,
+and rows are handled in many small operations.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ import torch
 
 
 def _library() -> Any:
-    """Return PyTorch's own library, through which its OpenMP is reached; None where it is not."""
+    """Return PyTorch's shared library, through which OpenMP is set; None if it is not found."""
     for file in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
         try:
             library = ctypes.CDLL(str(file))
-            library.omp_set_num_threads  # noqa: B018  (it raises where there is none)
+            library.omp_set_num_threads  # noqa: B018  (raises AttributeError if missing)
             return library
         except (OSError, AttributeError):
             continue
@@ -32,10 +32,10 @@ _SET_MKL = getattr(_LIBRARY, "MKL_Set_Num_Threads_Local", lambda count: 0)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Have PyTorch compute on the calling thread alone; around a call, or above a function.
+    """Let PyTorch compute on the calling thread alone, as a ``with`` block or a decorator.
 
-    OpenMP and MKL keep a number of threads for each thread that calls them. Only the caller's
-    changes, and only until the end: that of the process and of its other threads stays.
+    OpenMP and MKL keep a number of threads for each thread that calls them. Only the number of the
+    calling thread changes, and only until the end of the block.
     """
     before = torch.get_num_threads()  # the first call in a thread sets that thread's number
     if _LIBRARY is None or before == 1:

@@ -2,20 +2,20 @@
 
 import torch
 
-# largest |sum of a row − 1|: as far as a softmax in that dtype over many tokens gets
+# largest |sum of a row − 1|: about the error of a softmax in this dtype over many tokens
 ROW_SUM_TOLERANCE = {
     torch.float64: 1e-9,
     torch.float32: 1e-4,
     torch.float16: 2e-3,
     torch.bfloat16: 1e-2,
 }
-# dtypes in which rows are decided on a CPU; rows of another one are taken in float32
+# dtypes in which rows are decided on a CPU; rows of other dtypes are converted to float32
 DECIDED = (torch.float32, torch.float64)
 # least q of a token that may rise: p/q of normal numbers stays finite
 LEAST = 2.3e-308
-# largest p/q of such a token, about 1/LEAST
+# largest p/q of a token that may rise, about 1/LEAST
 MOST = 4e307
-# largest |sum − 1| of rows meant to sum to 1: rounded when written, or of half precision
+# largest |sum − 1| of rows meant to sum to 1: rows rounded when written, or of half precision
 NEAR_ONE = 1e-2
 # largest |sum of a stored row − 1|: storing moves a log-probability of −16 in float16 by
 # 2⁻⁸ at most, and in float32 by far less than rows of that dtype may miss 1 anyway

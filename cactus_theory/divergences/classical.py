@@ -1,6 +1,6 @@
-"""The divergences: f-divergences, with an order or without, Rényi's, and the bound on h/q.
+"""The divergences that are registered: f-divergences, with an order or without, Rényi's, and max.
 
-See :class:`FDivergence` for what each member means.
+:class:`FDivergence` documents the members of each class.
 """
 
 import math
@@ -19,13 +19,13 @@ from cactus_theory.divergences.definition import (
     register_divergence,
 )
 
-# least vocabulary of rows summed in half the passes, from terms of both signs: right to 1e-15; and
-# the divergence below which terms ≥ 0 are summed instead
+# from LONG tokens on, KL is summed in half the passes, from terms of both signs, right to 1e-15;
+# below ROUNDED nats this would be mostly rounding, so terms ≥ 0 are summed instead
 LONG, ROUNDED = 4096, 1e-6
 
 
 def log_in_place(t: Tensor) -> Tensor:
-    """Return ln t, written over t: by numpy on a CPU, in a third of torch's time."""
+    """Return ln t, written over t; on a CPU numpy takes a third of torch's time."""
     if t.is_cuda or t.requires_grad or t.dtype not in (torch.float32, torch.float64):
         return t.log_()
     np.log(t.numpy(), out=t.numpy())
@@ -40,7 +40,7 @@ class KL(FDivergence):
     slope_at_one = 1.0
 
     def f(self, t: Tensor) -> Tensor:
-        # twice as fast as xlogy
+        # takes half the time of xlogy
         return t.clamp(min=torch.finfo(t.dtype).tiny).log_().mul_(t)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class KL(FDivergence):
         value = (log_in_place(logs)[..., None, :] @ h[..., None])[..., 0, 0] + (
             q.sum(-1) - h.sum(-1)
         )
-        sure = (value >= ROUNDED) | (value == 0)  # false for NaN (h = q = 0)
+        sure = (value >= ROUNDED) | (value == 0)  # False for NaN (h = q = 0)
         return value if bool(sure.all()) else super().value(h, q)
 
     def centred(self, t: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class JensenShannon(FDivergence):
     def f(self, t: Tensor) -> Tensor:
         # ½[−t·ln((1+1/t)/2) − ln((1+t)/2)] avoids the cancellation of t ln t at large t
         half = (t - 1) / 2
-        # torch 2.6 takes log1p beyond 1e307 for ∞
+        # torch 2.6 returns ∞ for log1p beyond 1e307
         least = max(SAFE_RATIO, torch.finfo(t.dtype).tiny)
         first = t * torch.log1p(-half / t.clamp(min=least))
         return (first + torch.log1p(half.clamp(max=1 / least))) / -2
@@ -216,8 +216,8 @@ class MaxDivergence(Divergence):
         return ratio
 
 
-# Σ h^a q^{1−a} − 1 below which the sum itself is computed, as 1 less almost 1 would lose its
-# digits: rows that share less than half
+# Rows with Σ h^a q^{1−a} − 1 below FAR share less than half: the sum itself is computed, as its
+# digits would be lost in the difference from 1
 FAR = -0.5
 
 
@@ -227,7 +227,7 @@ class Alpha(Power):
     """The alpha divergence, f = (t^a − at + a − 1)/(a(a−1)), a ∉ {0, 1}.
 
     Limits: a → 1 is kl, a → 0 is reverse_kl. a = 2 is ½ Pearson, ½ is 2 Hellinger,
-    −1 is ½ Neyman. Orders below −16 or above 16 overflow on ordinary rows and are refused.
+    −1 is ½ Neyman. Orders below −16 or above 16 overflow on ordinary rows: ValueError.
     """
 
     a: float
@@ -270,7 +270,7 @@ class Renyi(Divergence):
 
     def to_generator(self, delta: Tensor) -> Tensor:
         budget = torch.expm1((self.a - 1) * delta) / (self.a * (self.a - 1))
-        # a finite budget stays finite: rows whose D_f leaves float64 are not within it
+        # a finite budget stays finite: rows whose D_f overflows float64 are not within the budget
         return torch.where(delta < math.inf, budget.clamp(max=1e308), budget)
 
     def from_generator(self, value: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class Divergence:
         return value
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
-        """Return the price dA/dδ from the generator's price, at rows with a divergence ``value``."""
+        """Return the price dA/dδ from the generator's price, where D is ``value``."""
         return price
 
     def ceiling(self, delta: Tensor) -> Tensor:
