@@ -1,17 +1,18 @@
 """How many draft tokens may a speculative sampler accept, and what does it cost in fidelity?
 
-Here are the optimum, policies, what they emit, and verification. :mod:`cactus_theory.decoding`
-decodes texts, :mod:`cactus_theory.verify` is the contract of verifiers, and
-:mod:`cactus_theory.kernels` verifies raw logits on a GPU. :mod:`cactus_theory.traces` logs rows
-and replays them, :mod:`cactus_theory.tuning` chooses what to decode with, and
-:mod:`cactus_theory.testing` checks policies, verifiers and drafters of your own;
-:mod:`cactus_theory.losses` trains drafts.
+The package computes the best acceptance within a divergence budget, and decodes with policies that
+reach it. It has policies, the law that each emits, and verification of drafted tokens.
+:mod:`cactus_theory.decoding` decodes texts, :mod:`cactus_theory.verify` is the contract of
+verifiers, and :mod:`cactus_theory.kernels` verifies raw logits on a GPU.
+:mod:`cactus_theory.traces` logs rows and replays them, :mod:`cactus_theory.tuning` chooses the
+setting to decode with, and :mod:`cactus_theory.testing` checks policies, verifiers and drafters of
+your own. :mod:`cactus_theory.losses` has losses for training drafts.
 :mod:`cactus_theory.policies` and :mod:`cactus_theory.divergences` hold what is registered.
 
 q is the target's row and p the draft's, (..., V) over V tokens; divergences are in nats. In
-examples ``ct`` is this package, ``np`` NumPy and ``torch`` PyTorch, the names of the package at
-hand are imported, and ``pair`` is the pair of models in a checkout: ``decoding.load_pair(
-"simulations/pair/target", "simulations/pair/draft")``.
+examples ``ct`` is this package, ``np`` NumPy and ``torch`` PyTorch. Names of the module that an
+example stands in are imported, and ``pair`` is the pair of models in a checkout:
+``decoding.load_pair("simulations/pair/target", "simulations/pair/draft")``.
 """
 
 import importlib
@@ -78,7 +79,8 @@ __all__ = [
     "verify_tree",
 ]
 
-# module → names (public=its own), loaded when asked for: a plugin without a policy needs no torch
+# module → its public names, as public=name where they differ; modules load on first use, so that a
+# plugin without a policy needs no torch
 _NAMES = {
     "answer_bounds": "confidence_bound EventBounds",
     "decoding": "generate",
@@ -102,7 +104,7 @@ _FROM = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name, from the file that has it."""
+    """Return a public name; its module is imported on first use."""
     if name not in _FROM:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, own = _FROM[name]

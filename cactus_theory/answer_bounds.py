@@ -1,14 +1,14 @@
-r"""Bounds on events of an answer under a cap, and on its mean KL (THEORY.md, Theorem 23).
+r"""Bounds on the probability of events of an answer, and on its mean KL (THEORY.md, Theorem 23).
 
-Let q be the law of the target's answers to a prompt, after temperature and truncation, and h that
-of the answers that are decoded. If :math:`\mathrm{KL}(h‖q) ≤ C` nats, then for every event E of the
+Let q be the law of the target's answers to a prompt, after temperature and truncation, and h the
+law of the decoded answers. If :math:`\mathrm{KL}(h‖q) ≤ C` nats, then for every event E of the
 answer (it is right, its tests pass, it refuses) :math:`\mathrm{kl}_2(h(E) ‖ q(E)) ≤ C`, where
-:math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. A ledger's hard cap on what an
-answer is charged is such a C; the meters of other divergences bound nothing here.
+:math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. A ledger's hard cap on the nats
+charged to an answer is such a C. Meters of other divergences bound nothing here.
 
-A ledger keeps every answer within C nats, so that readings lie in [0, C]. If prompts are drawn
-independently, the mean over all prompts has an upper bound after each reading, and all of these
-bounds hold together with probability 1 − β: a growing log may be read as often as one likes
+A ledger keeps every answer within C nats, so that readings of its meter lie in [0, C]. If prompts
+are drawn independently, the mean over all prompts has an upper bound after each reading, and all of
+these bounds hold together with probability 1 − β: a growing log may be read as often as one likes
 (:class:`cactus_theory.base.confidence.LowerMean` of the negative readings).
 """
 
@@ -24,13 +24,13 @@ from cactus_theory.base.confidence import LowerMean
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.significance import RISK
 
-# relative step at which a search ends: the last digit, as secants settle early beside 0 and 1
+# relative step at which a search ends: the last digit, since secants settle early beside 0 and 1
 SETTLED = 1e-30
 # relative change below which a series of TERMS terms is more exact than logarithms: 0.05^14 < 1e-18
 SMALL, TERMS = 0.05, 14
-# caps in nats: below LITTLE Pinsker's inequality is exact to 1e-7, beyond MUCH 1 − e^−C to rounding
+# caps in nats: below LITTLE Pinsker's inequality is exact to 1e-7, above MUCH 1 − e^−C to rounding
 LITTLE, MUCH = 1e-6, 4.0
-# relative excess of a reading over its cap that is rounding: meter and ledger add in other orders
+# relative excess of a reading over its cap that is rounding: meter and ledger sum in other orders
 ROUNDING = 1e-6
 
 
@@ -41,23 +41,24 @@ class EventBounds:
     Parameters
     ----------
     rate : the event's probability under the target, after temperature and truncation.
-    cap : nats for a whole answer; or else
-    per_token, tokens, burst : nats a token, the most tokens of an answer, and nats that may be
-        spent ahead, as those of :class:`cactus_theory.decoding.Ledger`.
-    lossless : so many first tokens are the target's own (``ByPosition``); events that they decide
-        keep their probability.
+    cap : the most nats of a whole answer; give either ``cap`` or ``per_token``.
+    per_token : the most nats a token, as in :class:`cactus_theory.decoding.Ledger`.
+    tokens : the most tokens of an answer; needed with ``per_token``.
+    burst : nats that may be spent ahead, as in ``Ledger``.
+    lossless : number of first tokens that are decoded losslessly (``ByPosition``). Events that
+        these tokens decide keep their probability.
 
     Attributes
     ----------
-    low, high : the least and the most probability of the event.
+    low, high : the least and the largest probability of the event.
     total_variation : the most by which the probability of any event may differ.
-    nats : the most KL of an answer. ``after(tokens)`` has the bounds of its beginning.
+    nats : the most KL of an answer. ``after(tokens)`` has the bounds of the answer's beginning.
 
     Raises
     ------
     ValueError
-        A number out of its range, nats for an answer and a token at once or neither, nats a token
-        without the number of tokens.
+        A number out of its range, both or neither of nats for an answer and nats a token, nats a
+        token without the number of tokens.
 
     Examples
     --------
@@ -103,17 +104,17 @@ class EventBounds:
 
     @property
     def low(self) -> float:
-        """Return the least that the event's probability may be."""
+        """Return the least probability that the event may have."""
         return event_interval(self.rate, self.nats)[0]
 
     @property
     def high(self) -> float:
-        """Return the most that it may be."""
+        """Return the largest probability that the event may have."""
         return event_interval(self.rate, self.nats)[1]
 
     @property
     def total_variation(self) -> float:
-        """Return the most by which the probability of any event at all may differ."""
+        """Return the most by which the probability of any event may differ from the target's."""
         return most_variation(self.nats)
 
     def after(self, tokens: int) -> "EventBounds":
@@ -122,18 +123,18 @@ class EventBounds:
 
     @property
     def range(self) -> str:
-        """Return rate and interval in words."""
+        """Return the event's rate under the target and its interval, in words."""
         own = f"an event of {share(self.rate)} under the target"
         return f"{own} gets {share(self.low)} to {share(self.high)}"
 
     @property
     def sentence(self) -> str:
-        """Say how much an answer may spend, and the interval."""
+        """Return in words how much an answer may spend, and the event's interval."""
         return f"at most {self.nats:.4g} nats an answer: {self.range}"
 
     @property
     def unit(self) -> str:
-        """Return in words whether nats were taken for an answer or a token."""
+        """Return in words whether the cap was read as nats for an answer or for a token."""
         if self.per_token is None:
             return (
                 f"{self.cap:g} was taken as nats for a whole answer. generate --cap, Ledger and "
@@ -147,7 +148,7 @@ class EventBounds:
 
 @dataclass(frozen=True)
 class ConfidenceBound:
-    """The bound of :func:`confidence_bound`, which says what the fields are."""
+    """The result of :func:`confidence_bound`, which documents the fields."""
 
     count: int
     mean: float
@@ -158,7 +159,7 @@ class ConfidenceBound:
 
     @property
     def sentence(self) -> str:
-        """Return the bound in words, and its assumptions."""
+        """Return the bound and its assumptions, in words."""
         return (
             f"{self.count} readings, mean {self.mean:.4g} nats, worst {self.worst:.4g}: with "
             f"confidence {100 * (1 - self.alpha):g} % the mean KL of an answer over all prompts is "
@@ -171,24 +172,24 @@ class ConfidenceBound:
 
 
 def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK) -> ConfidenceBound:
-    """Return a bound on the mean KL over prompts, from readings that a ledger keeps within a cap.
+    """Return an upper bound on the mean KL over prompts, from nats that a ledger has charged.
 
     Parameters
     ----------
     readings : nats charged for each answer, one answer a prompt, in the order of the log.
     cap : nats that the ledger lets no answer exceed.
-    alpha : how probable any of the bounds of a growing log may be wrong, over the choice of prompts
-        and the coins.
+    alpha : the probability, over prompts and coins, that any of the bounds of a growing log is
+        wrong.
 
     Returns
     -------
-    count, mean, worst : of the readings, in nats an answer.
-    bound : on the mean over all prompts; never above the cap.
+    count, mean, worst : number, mean and largest of the readings, in nats an answer.
+    bound : the bound on the mean over all prompts, in nats an answer; never above the cap.
 
     Raises
     ------
     ValueError
-        No readings, one that is negative or above the cap, a number out of its range.
+        No readings, a reading that is negative or above the cap, a number out of its range.
 
     Examples
     --------
@@ -209,7 +210,7 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:
-    """Return the least and the most s with kl₂(s‖rate) ≤ cap, to 1e-12."""
+    """Return the least and the largest s with kl₂(s‖rate) ≤ cap, to 1e-12."""
     rest = 1 - rate
     down, up = _most_change(rest, rate, cap), _most_change(rate, rest, cap)
     return max(rate - down, 0.0), min(rate + up, 1.0)
@@ -235,7 +236,7 @@ def binary_kl(rate: float, rest: float, change: float) -> float:
 
 
 def _kl_term(mass: float, change: float) -> float:
-    """Return m ln(m/mass) − change for m = mass + change: kl₂ is the sum of two of these."""
+    """Return m ln(m/mass) − change for m = mass + change: kl₂ is the sum of two such terms."""
     if change <= -mass:
         return mass
     u = change / mass
@@ -249,9 +250,9 @@ def _kl_term(mass: float, change: float) -> float:
 def most_variation(cap: float) -> float:
     r"""Return the largest total variation at a KL of ``cap`` nats, over all pairs of laws.
 
-    With t > 0 so that :math:`\ln(t/\sinh t) + t\coth t − t²/\sinh² t` is the cap, it is
-    :math:`t(1 − (\coth t − 1/t)²)/2` (Fedotov, Harremoës & Topsøe 2003); it is reached by two
-    outcomes and lies below both :math:`\sqrt{C/2}` and :math:`\sqrt{1 − e^{−C}}`.
+    With the t > 0 at which :math:`\ln(t/\sinh t) + t\coth t − t²/\sinh² t` is the cap, this is
+    :math:`t(1 − (\coth t − 1/t)²)/2` (Fedotov, Harremoës & Topsøe 2003). Two outcomes reach this
+    value, which lies below both :math:`\sqrt{C/2}` and :math:`\sqrt{1 − e^{−C}}`.
     """
     if cap < LITTLE:
         return math.sqrt(cap / 2)
@@ -264,7 +265,7 @@ def most_variation(cap: float) -> float:
 
 
 def _kl_of_widest(t: float) -> float:
-    """Return the KL of the two laws that are furthest apart for it."""
+    """Return the KL of the pair of laws with parameter t that is furthest apart for its KL."""
     less = -math.expm1(-2 * t)
     over = math.exp(-2 * t) / less
     return math.log(2 * t) - math.log(less) + 2 * t * over - 4 * t * t * over / less
@@ -273,7 +274,7 @@ def _kl_of_widest(t: float) -> float:
 def _root_of(
     rising: Callable[[float], float], amount: float, low: float, high: float, start: float
 ) -> float:
-    """Return x where a function that rises about as its square is ``amount``, to the last digit."""
+    """Return x at which ``rising``, which rises about as x², is ``amount``, to the last digit."""
     return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, 2 * amount)
 
 

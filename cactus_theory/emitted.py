@@ -1,4 +1,7 @@
-"""The emitted law of a policy, and what it costs (THEORY.md, Theorems 1 and 5)."""
+"""The law that a policy emits, and an audit of its claims on rows (THEORY.md, Theorems 1 and 5).
+
+Commands, tests and the nodes of drafted paths (:mod:`cactus_theory.verify.node`) use this module.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,24 +34,25 @@ def emitted_law(
     draft_token_ids: Any = None,
     normalise: bool = False,
 ) -> Any:
-    """Return the emitted law: the exact law of the next token under a policy.
+    """Return the emitted law: the exact distribution of the next token under a policy.
 
-    out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n).
+    out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n), with acceptance probability φ and residual law g.
 
-    Laws are float64: rows (..., V) in the input's kind, of rows in float64, float32, float16 or
-    bfloat16 divided by their sums. O(V log V) a row for per-proposal policies, O(V) where the
-    residual is shared, O(V²) for any other policy. A few rows at a time, on one thread: beyond rows
-    and laws it takes at most 100 MB, whatever the batch.
+    The law is computed in float64 and returned as rows (..., V) in the input's kind. Input rows may
+    be float64, float32, float16 or bfloat16 and are divided by their sums. The work for a row is
+    O(V log V) for per-proposal policies, O(V) if the residual is shared, O(V²) for any other
+    policy. A few rows are computed at a time, on one thread: beyond rows and laws the function
+    takes at most 100 MB, whatever the batch.
 
-    A deterministic draft (greedy, n-gram) has no rows: with ``draft_probs=None``
-    and ``draft_token_ids`` n (...), one token a row, out = φ(n) e_n + (1 − φ(n)) g(·|n).
-    ``normalise`` divides rows of any positive sum, such as an upcast float32 softmax, by it.
+    A deterministic draft (greedy, n-gram) has no rows. Give ``draft_probs=None`` and
+    ``draft_token_ids`` n (...), one token a row; then out = φ(n) e_n + (1 − φ(n)) g(·|n).
+    With ``normalise`` rows may have any positive sum, such as an upcast float32 softmax.
 
     Raises
     ------
     ValueError, TypeError
-        Rows that are not distributions over one vocabulary, ids that are no tokens of it,
-        both or neither of rows and ids, or a policy that is none.
+        Rows that are not distributions over one vocabulary, ids outside the vocabulary, both or
+        neither of rows and ids, or a policy that is neither a policy nor a spec.
 
     Examples
     --------
@@ -66,11 +70,11 @@ def emitted_law(
 
 
 def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tensor:
-    r"""Return the mass that rows h give, beyond q, to tokens far below the target's first choice.
+    r"""Return the mass that rows h add to q at tokens far below the target's first choice.
 
     .. math:: \sum_{q_i < \beta \max q} (h_i - q_i)_+
 
-    with β = ``head``; rows (..., V) to (...).
+    with β = ``head``, for rows (..., V); the result is (...).
     """
     h, q = tensors.float64_rows(emitted, target)
     return (h - q).clamp_(min=0.0).mul_(q < head * q.amax(-1, keepdim=True)).sum(-1)
@@ -78,7 +82,7 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
 
 @dataclass(frozen=True)
 class Audit:
-    """Measurements of a policy on rows (...), its declaration, and the optimum beside them."""
+    """Measurements of a policy on rows (...), its declaration, and the optimum for comparison."""
 
     policy: str
     declares: Declaration
@@ -107,30 +111,31 @@ def audit(
     divergence: str | Divergence = "kl",
     normalise: bool = False,
 ) -> Audit:
-    """Check a policy's claims on given rows (..., V); everything is exact, nothing is sampled.
+    """Measure a policy exactly on given rows (..., V), and check its claims; nothing is sampled.
 
-    ``divergence`` names the one in which the optimum is compared. Shapes (...), float64.
-    For deterministic drafts: ``draft_probs=None`` and ``draft_token_ids``
-    (...), as for :func:`emitted_law`, and so are ``normalise`` and the memory that it takes.
+    ``divergence`` is the divergence in which the policy is compared with the optimum. Results are
+    float64 of shape (...). Deterministic drafts (``draft_probs=None`` and ``draft_token_ids``
+    (...)), ``normalise`` and the memory taken are as for :func:`emitted_law`.
 
     Returns
     -------
     policy : the policy's spec. ``declares`` is its declaration.
-    acceptance : (...), Σ p φ.
+    acceptance : (...), Σ p φ, the probability of accepting the drafted token.
     divergences : spec → (...), D(emitted‖q).
     raised_off_head : (...), see :func:`cactus_theory.emitted.raised_off_head`.
     entropy, surprise, agreement : (...), see :func:`cactus_theory.emitted.directions`.
     within : (...) bool, whether the declared budget held; None without a budget.
-    spent : (...), the divergence that the budget bounds: of the emitted law, or the largest
-        over proposals with p > 0; None without a budget. Of a policy that is not ``PerProposal``
-        the least of rows that accept each token so often.
-    bounds : what that is, in words, as ``check`` says it; None without a budget.
+    spent : (...), the divergence that the budget bounds; None without a budget. By the budget's
+        scope it is that of the emitted law, or the largest over proposals with p > 0. A policy that
+        is not ``PerProposal`` has no proposals: for each token the least divergence of a row that
+        accepts the token so often is taken.
+    bounds : the bounded divergence in words, as ``check`` prints it; None without a budget.
     over_share : (...), probability (over drafts) of a proposal over its budget; None for
         policies without a per-proposal budget.
-    optimum_acceptance : (...), the best acceptance at the same emitted divergence.
-    optimum_divergence : (...), the least divergence at the same acceptance; NaN where the
-        acceptance is out of reach of policies that never emit tokens with q = 0.
-    reference : the divergence of the two optima.
+    optimum_acceptance : (...), the best acceptance at an equal emitted divergence.
+    optimum_divergence : (...), the least divergence at an equal acceptance; NaN if policies that
+        never emit tokens with q = 0 cannot reach this acceptance.
+    reference : the spec of ``divergence``, in which the two optima are measured.
 
     Raises
     ------
@@ -177,7 +182,7 @@ def audit(
 def _measured(
     policy: Policy, q: Tensor, p: Tensor, reference: Divergence, specs: Sequence[str]
 ) -> list[Tensor | None]:
-    """Return a column for each field of :class:`Audit` that has one, then every divergence."""
+    """Return a column for each measured field of :class:`Audit`, then one for each divergence."""
     law, accepted = law_and_acceptance(policy, q, p)
     kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
@@ -187,12 +192,13 @@ def _measured(
 
 
 def directions(law: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return entropy, surprise and agreement of emitted laws h (..., V), which say where nats go.
+    """Return entropy, surprise and agreement of emitted laws h (..., V): where the nats go.
 
-    The entropy is that of h, in nats. The surprise Σ h (−ln q) − H(q), in nats, is how much less
-    likely texts get under the target than its own are; ∞ where h emits tokens with q = 0. The
-    agreement Σ h q − Σ q² is how much more often a token of h is that of a target asked again. Both
-    are 0 for h = q, of either sign, and linear in h.
+    The entropy is that of h, in nats. The surprise Σ h (−ln q) − H(q), in nats, says how much lower
+    the mean ln q of emitted tokens is than that of the target's tokens; it is ∞ where h emits
+    tokens with q = 0. The agreement Σ h q − Σ q² says how much more often the emitted token equals
+    an independent draw from q than another draw from q does. Surprise and agreement are linear in
+    h, may have either sign, and are 0 for h = q.
     """
     moved = law - q
     surprise = -torch.special.xlogy(moved, q).sum(-1)
@@ -202,7 +208,7 @@ def directions(law: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def law_and_acceptance(policy: Policy, q: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Return the emitted law (N, V) and the acceptance (N,) of rows, float64.
 
-    ValueError for a law without finite mass, and for a φ that is no probability.
+    ValueError for a law without finite mass, and for a φ that is not a probability.
     """
     law = lawful(called(policy), policy.emitted(q, p))
     phi = policy.acceptance_row(q, p)
@@ -214,14 +220,14 @@ def law_and_acceptance(policy: Policy, q: Tensor, p: Tensor) -> tuple[Tensor, Te
 
 
 def best_acceptance(q: Tensor, p: Tensor, kind: Divergence, spent: Tensor) -> Tensor:
-    """Return the best acceptance (N,) of each row at the divergence ``spent`` on it."""
+    """Return the best acceptance (N,) of each row at the divergence ``spent``."""
     geometry = geometry_of(q, p, kind)
     edges = solve_edges(geometry, "delta", spent.clamp(min=0.0))
     return geometry.measured(edges).acceptance
 
 
 def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the divergence that the budget bounds, whether it held, the share over it."""
+    """Return the divergence that the budget bounds, whether the budget held, the share over it."""
     if (budget := policy.declares.budget) is None:
         return None, None, None
     kind, over = read_divergence(budget.divergence), None
@@ -235,21 +241,21 @@ def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | 
 
 
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
-    """Return D(h⁽ⁿ⁾‖q) of every token n of float64 rows, (..., V); see :func:`raised_to`."""
+    """Return D(h⁽ⁿ⁾‖q) of the proposal of every token n, (..., V); see :func:`raised_to`."""
     return raised_alone(kind, raised_to(policy, q, p * policy.acceptance_row(q, p)), q)
 
 
 def raised_to(policy: Policy, q: Tensor, accepted: Tensor) -> Tensor:
     """Return h_n of the row that each token n is verified against, from ``accepted`` = p φ.
 
-    Of per-proposal policies it is γ, of all others the least h_n ≥ q_n that accepts so often.
+    For per-proposal policies h_n is γ, for all others the least h_n ≥ q_n that accepts n so often.
     """
     least = torch.maximum(accepted, q)
     return torch.maximum(policy.gamma(q), least) if isinstance(policy, PerProposal) else least
 
 
 def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
-    """Return D(h‖q) for q scaled off n so that h_n is given: the cheapest row with that h_n."""
+    """Return D(h‖q) of the cheapest row with a given h_n: q scaled at all other tokens."""
     rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
     return kind.value(*rows)
 
@@ -257,7 +263,7 @@ def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
 def _optima(
     q: Tensor, p: Tensor, kind: Divergence, spent: Tensor, accepted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the best acceptance at ``spent`` and the least divergence at ``accepted``."""
+    """Return the best acceptance at ``spent``, and the least divergence at ``accepted``."""
     geometry = geometry_of(q, p, kind)
     reachable = geometry.reachable
     equal_acceptance = solve_edges(geometry, "acceptance", torch.minimum(accepted, reachable))
@@ -269,9 +275,9 @@ def _optima(
 def _few_rows(
     target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
 ) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
-    """Return checked target rows, and float64 rows of target and draft, a few at a time.
+    """Return checked target rows, and an iterator of float64 rows of both, a few at a time.
 
-    Of a deterministic draft they are one-hot.
+    Draft rows of a deterministic draft are one-hot.
     """
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"

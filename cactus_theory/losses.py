@@ -1,8 +1,8 @@
 r"""Losses for training a draft, per row and from logits: distillation, and lossless acceptance.
 
-q is the target's row and p the draft's. Logits are (..., V), float32 or wider inside whatever their
-dtype; divide them by a temperature first if drafts are sampled at one. A target's logits of −∞ are
-tokens that it never emits. No gradient reaches the target.
+q is the target's row and p the draft's row. Logits are (..., V) of any float dtype; sums are
+float32 or wider. If drafts are sampled at a temperature, divide the logits by it first. Target
+logits of −∞ belong to tokens that the target never emits. No gradient reaches the target.
 """
 
 import torch
@@ -13,18 +13,18 @@ from cactus_theory.base import tensors
 
 __all__ = ["forward_kl", "overlap", "total_variation"]
 
-# logits of the target; the draft's must have the same shape, or the package's own error says so
+# the draft's logits must have the target's shape; a plain Tensor leaves this check to the functions
 Logits = Float[Tensor, "*rows vocab"]
 PerRow = Float[Tensor, "*rows"]
 
 
 def overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
-    """Return Σ min(q, p), the chance that lossless verification accepts a token, (...).
+    """Return Σ min(q, p), the probability that lossless verification accepts a token, (...).
 
     Raises
     ------
     ValueError
-        Shapes that differ.
+        Shapes of the logits that differ.
     TypeError
         Logits that are not floats.
 
@@ -39,9 +39,9 @@ def overlap(target_logits: Logits, draft_logits: Tensor) -> PerRow:
 
 
 def total_variation(target_logits: Logits, draft_logits: Tensor) -> PerRow:
-    """Return 1 − Σ min(q, p), the chance that lossless verification rejects a token, (...).
+    """Return 1 − Σ min(q, p), the probability that lossless verification rejects a token, (...).
 
-    Its gradient vanishes where p has almost nothing of what q has. Raises as :func:`overlap`.
+    The gradient vanishes where p has almost no mass on q's tokens. Raises as :func:`overlap`.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def total_variation(target_logits: Logits, draft_logits: Tensor) -> PerRow:
 
 
 def forward_kl(target_logits: Logits, draft_logits: Tensor) -> PerRow:
-    """Return KL(q‖p) in nats, (...): the loss of distillation. Raises as :func:`overlap`.
+    """Return KL(q‖p) in nats, (...), the loss of distillation. Raises as :func:`overlap`.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def forward_kl(target_logits: Logits, draft_logits: Tensor) -> PerRow:
 
 
 def _log_rows(target_logits: Logits, draft_logits: Tensor) -> tuple[Logits, Logits]:
-    """Return ln q, without gradient, and ln p, at least float32."""
+    """Return ln q without gradient, and ln p, in float32 or wider."""
     for name, logits in (("target_logits", target_logits), ("draft_logits", draft_logits)):
         if not (isinstance(logits, Tensor) and logits.is_floating_point()):
             raise TypeError(

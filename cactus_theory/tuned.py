@@ -1,4 +1,4 @@
-"""Read the file that ``cactus-theory tune`` writes: the setting to decode with."""
+"""Read the file that ``cactus-theory tune`` writes, which holds the setting to decode with."""
 
 import sys
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ WEIGHTS = ("model_dtype", "target_weights", "draft_weights")
 class TunedSetting(Setting):
     """A tuned setting: ``generate(target, draft, ids, **tuned.options, max_new_tokens=64)``.
 
-    ``check_pair(target, draft)`` tells before whether it was tuned for these models.
+    Call ``check_pair(target, draft)`` first to check that the setting was tuned for these models.
     """
 
     level: float | None = None
@@ -33,19 +33,19 @@ class TunedSetting(Setting):
 
     @property
     def below_floor(self) -> str | None:
-        """Return a sentence if the level is below what rounding costs."""
+        """Return a warning if the level is below the nats that rounding costs, else None."""
         if self.level is None or self.noise_floor is None:
             return None
         return below_floor(self.level, self.noise_floor)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return keyword arguments of :func:`cactus_theory.generate`.
+        """Return the setting as keyword arguments of :func:`cactus_theory.generate`.
 
         Raises
         ------
         ValueError
-            Plain decoding was faster.
+            Plain decoding was faster, so there is no policy.
         """
         if self.plain:
             raise ValueError(
@@ -54,7 +54,7 @@ class TunedSetting(Setting):
         return self.keywords
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
-        """Raise unless these are the models that it was tuned for, as far as that is known.
+        """Raise unless the setting was tuned for these models, as far as the file tells.
 
         Raises
         ------
@@ -65,7 +65,7 @@ class TunedSetting(Setting):
 
 
 def below_floor(level: float, floor: float) -> str | None:
-    """Return a warning for a budget, nats a token, below the noise floor in its unit, else None."""
+    """Return a warning if a budget, in nats a token, is below the noise floor, else None."""
     if level >= floor:
         return None
     return (
@@ -77,25 +77,26 @@ def below_floor(level: float, floor: float) -> str | None:
 def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     """Return the setting that ``cactus-theory tune --out`` recommends.
 
-    The file runs no code: it may name a policy as ``FILE.py:NAME`` only with ``trust_code``, also
-    if ``tune`` wrote it.
+    The file runs no code. It may name a policy as ``FILE.py:NAME`` only with ``trust_code``, even
+    if ``tune`` wrote the file.
 
     Returns
     -------
-    policy, verifier, num_draft_tokens : None, None and 0 where plain decoding was faster.
-    temperature : that it was tuned at; 1 for rows of which none is known.
-    level, divergence : what may be metered per emitted token, where it was tuned.
-    weights : what tells the two models from others, where it is known.
-    dtype : of the models that were timed, where it is known.
-    noise_floor : of KL, or regret, per token between the target's wide and single passes, where it
-        was measured in the unit of the level.
-    cuts : of the rows that it was tuned on; where the draft's are others, draft with
+    policy, verifier, num_draft_tokens : None, None and 0 if plain decoding was faster.
+    temperature : the temperature at which the setting was tuned; 1 if the rows have none known.
+    level : the budget per emitted token that was tuned for, in the unit of ``divergence``.
+    divergence : the divergence that the meter adds up.
+    weights : dtype and texts that identify the two models, if known.
+    dtype : dtype of the models that were timed, if known.
+    noise_floor : KL, or regret, per token between the target's passes over several tokens and
+        over one, if measured in the unit of the level: rounding alone costs this much.
+    cuts : truncation of the rows that were tuned on. If the draft's cuts differ, draft with
         ``tuned.drafter(draft_model)``.
 
     Raises
     ------
     OSError, ValueError
-        A file that cannot be read, or of something else; one that names code.
+        A file that cannot be read, has another content, or names code.
 
     Examples
     --------
