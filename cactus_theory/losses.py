@@ -1,8 +1,9 @@
 r"""Losses for training a draft, per row and from logits: distillation, and lossless acceptance.
 
 q is the target's row and p the draft's row. Logits are (..., V) of any float dtype; sums are
-float32 or wider. If drafts are sampled at a temperature, divide the logits by it first. Target
-logits of −∞ belong to tokens that the target never emits. No gradient reaches the target.
+float32 or wider. If drafts are sampled at a temperature, divide the logits by the temperature
+first. Target logits of −∞ belong to tokens that the target never emits. No gradient reaches the
+target.
 """
 
 import torch

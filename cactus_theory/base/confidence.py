@@ -56,7 +56,7 @@ class LowerMean:
         self.total, self.count = float(before[-1]), self.count + len(values)
 
     def bound(self, alpha: float) -> float:
-        """Return the bound. With probability at most α it is ever wrong, at any time."""
+        """Return the bound; with probability 1 − α all bounds of a growing log are right."""
         if not self.count:
             return -self.below
         amount = -math.log(alpha)

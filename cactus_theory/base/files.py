@@ -135,7 +135,7 @@ class FolderLock(Resource):
     """The right to write to a folder, until the lock is closed or its process ends in any way.
 
     The file ``lock`` stays in the folder and has no effect once no process holds it. ValueError if
-    another process holds it, OSError for a folder in which no file can be locked,
+    another process holds the lock, OSError for a folder in which no file can be locked,
     ModuleNotFoundError without filelock (extra llm).
     """
 

@@ -34,8 +34,8 @@ def rising_root(
 ) -> float:
     """Return the root of a rising function of x > 0 in the bracket from ``low`` to ``high``.
 
-    Each step is a secant step in ln x. It is replaced by the geometric middle of the bracket if it
-    leaves the bracket, and after two steps in a row that did not halve the value.
+    Each step is a secant step in ln x. A step that leaves the bracket, or follows two steps that
+    did not halve the value, goes to the bracket's geometric middle instead.
     Every value narrows the bracket, so the root stays inside. The search ends with a step of at
     most ``settled``, relative to x. ``steepness`` is a guess of x f′(x), for the first step; with
     ∞ the first step halves the bracket instead.
@@ -68,8 +68,8 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
     """Return x between ``over`` and ``under`` where a convex function meets ``budget``.
 
     ``evaluate`` returns value and derivative. For a function that only rises or falls the
-    derivative may be NaN. The value exceeds the budget at ``over`` and not at ``under``; if it does
-    not exceed the budget at ``over`` either, ``over`` is returned.
+    derivative may be NaN. The value must exceed the budget at ``over`` and not at ``under``; if the
+    value at ``over`` does not exceed the budget either, ``over`` is returned.
 
     A Newton step from the side above the budget never overshoots a convex function. Every third
     step halves the bracket instead, so that a flat or infinite slope at the start costs little, and

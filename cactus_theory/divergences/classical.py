@@ -74,7 +74,7 @@ class KL(FDivergence):
 
 @register_divergence
 class ReverseKL(FDivergence):
-    """KL(q‖h): f = −ln t. The optimum under it is mentored decoding (Tran-Thien 2023)."""
+    """KL(q‖h): f = −ln t. The optimum is mentored decoding (Tran-Thien 2023)."""
 
     name = "reverse_kl"
     at_zero = math.inf

@@ -26,7 +26,7 @@ CURVATURE_STEP = 1e-5
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence D(h‖q), in nats or a unit that it defines; 0 iff h = q. Fields are its knobs.
+    """A divergence D(h‖q), in nats or another unit, 0 iff h = q; dataclass fields are its knobs.
 
     Attributes
     ----------

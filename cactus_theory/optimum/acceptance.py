@@ -53,10 +53,10 @@ def optimal_acceptance(
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
 
     The optimal row h is a band, and ``gap`` proves that no row is better (THEORY.md, Theorems 7 and
-    8). The result is exact up to float64 rounding for every divergence. It takes a few passes over
-    the rows, or one sort by p/q and lookups where these passes do not converge. No gradient flows
-    through the result. A few rows are solved at a time, on one thread: beyond rows and result the
-    function takes at most 100 MB, whatever the batch.
+    8). The result is exact up to float64 rounding for every divergence. The solver takes a few
+    passes over the rows, or one sort by p/q and lookups where these passes do not converge. No
+    gradient flows through the result. A few rows are solved at a time, on one thread: beyond rows
+    and result the function takes at most 100 MB, whatever the batch.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@ r"""The bands of rows at one knob, solved one by one in compiled loops or togeth
 
 A band is h = clip(p, max(a, c) q, min(b, C) q), with a and b from a price or a budget and boxes c,
 C (THEORY.md, Theorems 7, 13, 24 and 25); at a node that is reached with P, p/P stands for p. The
-module also measures the charge of a row. The policy ``band`` and nodes of drafted paths use it.
+module also measures the charge of a row. The policy ``band`` and nodes of drafted paths use both.
 """
 
 import math
@@ -39,7 +39,7 @@ from cactus_theory.optimum.sorted_path import PerRow, Rows
 ROUNDING = 1e-12
 Batch = Float[Tensor, "*batch vocab"]
 
-# least budget δ of rows that are solved one by one: below it their divergence is mostly rounding
+# least budget δ of rows that are solved one by one: D of smaller budgets is mostly rounding
 LEAST_BUDGET = 1e-6
 
 

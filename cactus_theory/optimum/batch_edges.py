@@ -110,7 +110,7 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
         return None
     if knob == "delta":
         amount = kind.to_generator(amount)
-    elif knob != "price" or kind is not f:  # else the price depends on what is spent
+    elif knob != "price" or kind is not f:  # else the price depends on the divergence spent
         return None
     places = parts_of(geometry.q)
     parts = ((at, _search(geometry.of_rows(at), knob, amount[at])) for at in places)

@@ -22,8 +22,8 @@ def write_raised(q: Row, twice: float, out: Row) -> None:
 def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
     """Add the residuals of one row to ``law``, from R_n and falling s_n of the rejectable tokens.
 
-    A token x has a part in the terms n with s_n > p_x/q_x, which are the first ones. Most tokens
-    have a part in all terms or in none; for the others the number of terms is found by bisection.
+    A token x has a part in the terms n with s_n > p_x/q_x, the first terms in this order. Most
+    tokens have a part in all terms or in none; for others bisection finds the number of terms.
     """
     count, most, least = scale.size, scale[0], scale[-1]
     mass, drafted = np.zeros(count + 1), np.zeros(count + 1)

@@ -3,7 +3,7 @@ r"""The best acceptance under a budget of regret: a knapsack of drafted mass.
 .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
    \sum_i h_i ρ_i \le δ, \qquad ρ_i = \max \ln q − \ln q_i
 
-Regret is linear in h, so the optimum is a knapsack's: drafted mass is kept in the order of its
+Regret is linear in h, so the optimum is a knapsack's: drafted mass is kept in the order of
 regret until the budget is spent, and the rest goes to the likeliest token, which costs nothing. At
 a price ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0
 A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊ (THEORY.md, Theorem 30). The policy ``regret`` uses this module.
@@ -206,8 +206,8 @@ class RegretPath(LookAhead):
     ) -> Float[Tensor, "batch K"]:
         """Return :meth:`path` from the :func:`losses` of the tokens, by one backward pass.
 
-        The tokens from one on are worth F = max(0, 1 + F′ − ν ρ), with F′ the worth of the tokens
-        after it, 0 after the last token. A token is kept iff 1 + F′ ≥ ν ρ. Without
+        A token and the tokens after it are worth F = max(0, 1 + F′ − ν ρ), with F′ the worth of the
+        tokens after it, 0 after the last token. A token is kept iff 1 + F′ ≥ ν ρ. Without
         ``ahead_counts`` F′ is 0 for every token, as in a chain.
         """
         cost = (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf)

@@ -136,8 +136,8 @@ def tilted_rows(q: Rows, worth: Rows, tilt: PerRow) -> tuple[Rows, PerRow]:
 def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Tensor, ...]:
     """Return row, acceptance, nats, worth, θ, price and gap, for float64 rows that sum to 1.
 
-    The plain band is tried first, then the rows of the knapsack, then the search over θ; each is
-    kept for the rows on which it satisfies both limits.
+    The plain band is tried first, then the knapsack, then the search over θ. A row keeps the first
+    solution that satisfies both limits.
     """
     if bool(((q > 0) & ~worth.isfinite()).any()):
         raise ValueError("worth: must be finite where target_probs is above 0; got other numbers")

@@ -89,7 +89,7 @@ class Entrywise(Policy):
         return accept_probability(self.ceiling(q_n, p_n), p_n)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return min(1, c/p_n) as both bounds, but ∞ as the upper bound where it is 1."""
+        """Return φ = min(1, c/p_n) as both bounds, but ∞ as the upper bound where φ is 1."""
         accepted = self.acceptance_of(q_n, p_n)
         return accepted, torch.where(accepted < 1, accepted, torch.inf)
 
@@ -106,7 +106,7 @@ class PerProposal(Entrywise):
 
     The rest of q is scaled down: :math:`h^{(n)}_n = γ_n` and :math:`h^{(n)}_i = s_n q_i` with
     :math:`s_n = (1−γ_n)/(1−q_n)`. So the row h⁽ⁿ⁾ depends on the drafted token n. The emitted law
-    is none of these rows; ``emitted`` returns it (THEORY.md, Theorem 4).
+    is none of these rows; :meth:`emitted` computes this law (THEORY.md, Theorem 4).
     Source: Hao & Mou 2026 (arXiv 2604.04987).
 
     Examples

@@ -73,11 +73,11 @@ class Relaxed(AcceptedSet):
     sampling. At k = 1 the likeliest token alone is accepted: lossless where the target is greedy,
     and nowhere else. Tokens that tie for the k-th place are all accepted; an engine accepts k.
 
-    Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``. Their k and
-    delta: TensorRT-LLM 1 and 0, in its example 10 and 0.01; Modular MAX 10 and 0.6; ATOM 10 and 0.6
-    where it is switched on, 8 and 0.5 before. TensorRT-LLM and ATOM emit the likeliest token after
-    a rejection (``recover=argmax``). They also accept tokens of probability 0 if δ admits them;
-    this policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
+    Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``. They set k
+    and delta so: TensorRT-LLM 1 and 0, in its example 10 and 0.01; Modular MAX 10 and 0.6; ATOM 10
+    and 0.6 where the option is on, 8 and 0.5 before. TensorRT-LLM and ATOM emit the likeliest token
+    after a rejection (``recover=argmax``). Both also accept tokens of probability 0 if δ admits
+    such tokens; this policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
     ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
     """
 

@@ -1,4 +1,4 @@
-"""Cactus as published, and an exact solution of the program that it approximates per proposal."""
+"""Cactus as published, and the exact solution of the per-proposal program behind Cactus."""
 
 import math
 import sys
@@ -75,7 +75,7 @@ class CactusExact(PerProposal):
     exact in float64 wherever f(γ/q_n) is a float64. At orders above 1 (alpha, Rényi, Pearson)
     f(γ/q_n) overflows for tiny tokens, which then stay unraised: at δ = 0.3 below q_n = 1e-82
     (order 2), 1e-33 (4) and 1e-20 (10), where γ would be 1e-18 at most. The budget holds for each
-    proposal, not for the emitted law. Source of the program: Hao & Mou 2026, section 3; of its
+    proposal, not for the emitted law. Source of the program: Hao & Mou 2026, section 3; of the
     solution: THEORY.md, Theorem 3.
     """
 

@@ -41,7 +41,7 @@ class Budget:
 
     @classmethod
     def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
-        """Read a budget such as ``"kl <= delta emitted"``, with knobs in it at these values."""
+        """Read a budget such as ``"kl <= delta emitted"``, in which a knob may stand for its value."""
         divergence, least, rest = text.partition("<=")
         amount, _, scope = rest.strip().partition(" ")
         if not least or not scope:

@@ -1,6 +1,6 @@
 r"""The base class of policies. A policy is a pair (φ, g): acceptance probability, residual law.
 
-Draft n ~ p and accept it with probability φ(n); otherwise emit one token from g(·|n).
+Draft n ~ p and accept n with probability φ(n); otherwise emit one token from g(·|n).
 The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
 :math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
 target and p of the draft. Methods do not validate their rows (the public functions do).
@@ -88,7 +88,7 @@ class Policy(ABC):
 
     Subclasses are frozen dataclasses whose fields are the knobs, the policy's parameters. φ, g and
     the emitted law are float64 whatever the precision of the rows. A class of your own gets copies
-    of the rows; if a method writes into its copies, it raises ValueError.
+    of the rows; a method that writes into a copy raises ValueError.
 
     Examples
     --------

@@ -40,8 +40,8 @@ class Fuzzy(FixedTarget):
     the target's support, and p's mass outside it goes to (q − p)₊. With ``support="free"``, as
     published, h is p itself, and excluded tokens are emitted where the divergence is finite. Beyond
     T the policy is lossless sampling, the variant that the source calls recursive. The variant
-    called exact draws from q without a test there; it emits the same law and accepts less. Source:
-    Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
+    called exact draws from q without a test there; that emits an equal law and accepts less.
+    Source: Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
     """
 
     threshold: NotNegative

@@ -177,8 +177,8 @@ def rule(
     q and p are numpy rows of V probabilities, n an integer. Keyword-only parameters with defaults
     are knobs; ``residual`` gets the knobs that it names. ``direction``, ``strict`` and
     ``knob_range`` refer to the first knob. The function is called once per row and token: fine for
-    checking an idea, slow in a decode loop. In the process that defines it the function's name is
-    a spec: ``ct.generate(policy="louder:delta=0.2")``.
+    checking an idea, slow in a decode loop. In the process that defines a function its name is a
+    spec: ``ct.generate(policy="louder:delta=0.2")``.
 
     Under ``@ct.rule(vectorised=True)`` the function is called for many rows at once: q and p are
     torch tensors (..., V) and n is (...,). The function returns φ (...,), or h (..., V) from
@@ -272,7 +272,7 @@ def _rises(ends: Any) -> bool:
 def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
     """Return the base classes of the policy of a function with ``count`` arguments and a residual.
 
-    All rejected tokens share the residual by default, if it is residual(q, p), and for f(q, p).
+    All rejected tokens share one residual by default, for residual(q, p), and for f(q, p).
     """
     if count == 2:
         return (FunctionTarget,)

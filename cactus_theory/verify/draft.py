@@ -27,9 +27,9 @@ from torch import Tensor
 from cactus_theory.policies import Policy
 from cactus_theory.policies.tilt import colder, tilt_of, untilted
 
-# target rows of a round: those of the drafted tokens, and one for the bonus token
+# target rows of a round: K for the drafted tokens, and one for the bonus token
 Targets = Float[Tensor, "batch K1 vocab"]
-# acceptance coins of a round, and the draws of the tokens that end it, several for a walk of a tree
+# acceptance coins of a round; coins that draw the token ending it, several for a walk of a tree
 Accept = Float[Tensor, "batch coins"]
 Draws = Float[Tensor, "batch *draws"]
 
@@ -119,7 +119,7 @@ class Draft:
 
     @cached_property
     def fixed(self) -> list[list[list[int]]]:
-        """Return by text and node the deterministic ids after it, for declared trees."""
+        """Return by text the ids of the deterministic tokens after each node, for declared trees."""
         assert self.sampled is not None
         flags = ~self.sampled if self.deterministic is None else self.deterministic
         fixed = [[[] for _ in range(count + 1)] for count in self.lengths]
@@ -129,14 +129,14 @@ class Draft:
         return fixed
 
     def judged(self, row: int, node: int) -> int | None:
-        """Return the place of the token judged after a node: the first, or first sampled, token."""
+        """Return the place of the token judged after a node: the first, or the first sampled, token."""
         if self.is_chain:
             return node if node < self.lengths[row] else None
         return self.first_after[row].get(node)
 
     @cached_property
     def first_after(self) -> list[dict[int, int]]:
-        """Return by text and node the place of the first token after it, or first sampled token."""
+        """Return by text the place of the first token, or first sampled token, after each node."""
         kept = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
         rows = zip(self.above, kept.tolist(), strict=True)
         places = [[*compress(enumerate(above), on)] for above, on in rows]

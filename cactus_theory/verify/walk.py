@@ -3,8 +3,8 @@
 The drafted token's q_n and p_n decide most coins (:meth:`Policy.bounds`). Only for the other coins
 is a row read, by a node (:class:`~cactus_theory.verify.node.Node`). A chain moves forwards to the
 first coin that does not pass. A block follows the alive ratio P forwards, then looks backwards for
-the last coin that passes. In a tree a path is a run of sampled tokens; if the token drawn at its
-end is a deterministic child, the walk goes on from this child.
+the last coin that passes. In a tree a path is a run of sampled tokens; if the token drawn at the
+end of a run is a deterministic child, the walk goes on from this child.
 """
 
 import math
@@ -91,9 +91,9 @@ class Path:
             self.last = Residual(node.q).draw(self.draw)
 
     def advance(self) -> bool:
-        """Follow P from token to token while entries decide it; return whether a row is needed.
+        """Follow P from token to token while entries decide P; return whether a row is needed.
 
-        Once P is 0 it stays 0, so such a path is not followed any further.
+        A ratio of 0 stays 0, so a path with P = 0 is not followed any further.
         """
         alive, low, high = self.alive, self.low, self.high
         while alive[-1] and (place := len(alive) - 1) < self.count:
@@ -179,7 +179,7 @@ class Walk(Nodes):
 
         In each pass of the loop every path moves on while bounds on φ decide its coins. The nodes
         at which paths then wait are computed together, and each node decides one coin. A path
-        leaves the loop at its first coin that fails, or at the end of its draft.
+        leaves the loop at the first coin that fails, or at the end of the draft.
         """
         self.bound(map(self._least, self.assigned.policies))
         waiting = list(self.paths)
