@@ -154,7 +154,7 @@ class PerProposal(Entrywise):
         return torch.where(ceiling > q_n, scale, 1.0)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return the emitted law, which is a row h for all drafted tokens, as no proposal is."""
+        """Return the emitted law: unlike a proposal, it does not depend on the drafted token."""
         return self.emitted(q, p)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:

@@ -74,11 +74,17 @@ class Relaxed(AcceptedSet):
     and nowhere else. Tokens that tie for the k-th place are all accepted; an engine accepts k.
 
     Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``. They set k
-    and delta so: TensorRT-LLM 1 and 0, in its example 10 and 0.01; Modular MAX 10 and 0.6; ATOM 10
-    and 0.6 where the option is on, 8 and 0.5 before. TensorRT-LLM and ATOM emit the likeliest token
+    and delta so: TensorRT-LLM 1 and 0, in an example 10 and 0.01; Modular MAX 10 and 0.6; ATOM 10
+    and 0.6 with the option on, 8 and 0.5 before. TensorRT-LLM and ATOM emit the likeliest token
     after a rejection (``recover=argmax``). Both also accept tokens of probability 0 if δ admits
-    such tokens; this policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
-    ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
+    such tokens; this policy does not. Source: documentation of ``MTPDecodingConfig``
+    (TensorRT-LLM) and ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
+
+    Parameters
+    ----------
+    k : number of likeliest tokens that may be accepted.
+    delta : the distance δ ≥ 0 from the largest probability up to which tokens are accepted.
+    recover : the replacement of a rejected token.
     """
 
     k: Count = 10
@@ -106,6 +112,10 @@ class TopK(AcceptedSet):
     A rejected token is replaced by a draw from q among these k tokens. (The published code draws
     ∝ 1 − p there, and accepts tokens with q = 0 where k exceeds the support.) Source: the top-k
     baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
+
+    Parameters
+    ----------
+    k : number of likeliest tokens that are accepted.
     """
 
     k: Count
@@ -130,8 +140,14 @@ class Typical(AcceptedSet):
     A rejected token is replaced by the likeliest token of q (smallest index on ties) or by a draw
     from q. No divergence is bounded, the emitted law is not between p and q, and acceptance may be
     below lossless sampling. For α ≤ 1 the accepted tokens are those to which a program with
-    cross-entropy gives all mass (THEORY.md, Theorem 27). alpha defaults to √ε. Source: Cai et al.
-    2024 (Medusa, arXiv 2401.10774), section 2.3.1.
+    cross-entropy gives all mass (THEORY.md, Theorem 27). Source: Cai et al. 2024 (Medusa, arXiv
+    2401.10774), section 2.3.1.
+
+    Parameters
+    ----------
+    epsilon : ε, the largest threshold.
+    alpha : α, the factor of the threshold that falls with the entropy H(q); by default √ε.
+    recover : the replacement of a rejected token, as in :class:`AcceptedSet`.
     """
 
     epsilon: Share = 0.09
@@ -181,9 +197,8 @@ class Thresholds(Policy):
 
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 
-    with a = ``acc`` and s = ``single``; draft probabilities are not read. With a = s = 1 (SGLang's
-    defaults) the policy in effect draws x from q and accepts the drafted token iff the token is x.
-    This is lossless for any draft and accepts Σ p q ≤ 1 − TV(p, q). Every decoder that compares
+    Draft probabilities are not read. With a = s = 1 (SGLang's defaults) the policy in effect draws
+    x from q and accepts the drafted token iff the token is x. This is lossless for any draft and accepts Σ p q ≤ 1 − TV(p, q). Every decoder that compares
     drafts with samples of the target accepts so. For smaller a or s :math:`h_x ≤ q_x/\min(a, s)`:
     φ ≤ q/min(a, s), and of the rejected mass x takes at most
     :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. All this holds for deterministic drafts, too.
@@ -191,6 +206,11 @@ class Thresholds(Policy):
     The engine tests coin ≤ q/a, and so emitted tokens of probability 0 at coin 0 (sglang#35771).
     Here the test is strict, and tokens of probability 0 are rejected at s = 0, too. Source:
     ``speculative_sampling.cuh``, ``--speculative-accept-threshold-single`` and ``-acc``.
+
+    Parameters
+    ----------
+    single : s, the probability from which on a token is always accepted.
+    acc : a, the divisor of other tokens' probabilities.
     """
 
     single: Share = 1.0

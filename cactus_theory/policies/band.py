@@ -33,31 +33,38 @@ EOS = "eos"
 class Band(Tilted, FixedTarget):
     r"""Emit the best row within the budget, the band: :math:`h = \mathrm{clip}(p, aq, bq)`.
 
-    With ``delta`` every row may spend that much divergence. With ``price``, in tokens per unit of
-    divergence, every row spends until one more unit would gain less acceptance than the price;
-    this is the best way to share a budget among rows. A drafted token n is accepted with
-    min(1, b q_n/p_n). Source: THEORY.md, Theorem 7. For reverse_kl the band is mentored decoding
-    (Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474), which is ``per_row`` in blocks.
+    A drafted token n is accepted with min(1, b q_n/p_n). Source: THEORY.md, Theorem 7. For
+    reverse_kl the band is mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474),
+    which is ``per_row`` in blocks.
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
     P, the band of p/P (:mod:`cactus_theory.optimum.rows`). The tokens of a deterministic draft
     (greedy, n-gram) are known in advance, so that under KL the band's law is the best of all laws
-    of blocks (:mod:`cactus_theory.optimum.look_ahead`). With ``per_row`` every row keeps the band
-    of p, for comparisons. Rows keep this band also within a budget, at a price of 0, and for
-    Rényi's divergence, whose price depends on what a row spends.
+    of blocks (:mod:`cactus_theory.optimum.look_ahead`). Rows keep the band of p within a budget, at
+    a price of 0, and for Rényi's divergence, whose price depends on the divergence spent.
 
-    With ``head`` only likely tokens are raised: tokens with at least that share of the likeliest
-    token's probability. :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on this head and 1
-    off it (Theorem 24). ``head=0`` is the band; ``head=1`` raises the likeliest token alone. Even a
-    price of 0 then does not accept everything. Beside siblings in a tree this row emits its
-    declared law, but is not the best.
+    Parameters
+    ----------
+    delta : the divergence that every row may spend, ≥ 0. Exactly one of ``delta`` and ``price``
+        must be given.
+    price : acceptance that one more unit of divergence must gain, in tokens per unit, ≥ 0: every
+        row spends until a unit would gain less. This is the best way to share a budget among rows.
+    divergence : spec of the divergence.
+    per_row : if True, rows in blocks keep the band of p at a price, too, for comparisons.
+    head : share of the likeliest token's probability. Only tokens with at least this share, the
+        head, are raised: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on the head and 1
+        off it (Theorem 24). 0 is the plain band; 1 raises the likeliest token alone. Even a price
+        of 0 then does not accept everything. Beside siblings in a tree this row is emitted exactly,
+        but is not the best.
+    floor : token ids, as ``2+151645``, that at every prefix are never less likely than under the
+        target (Theorem 25). ``eos`` stands for the ids that end a text (:meth:`at_ends`).
+    hold : token ids that at every prefix are exactly as likely as under the target. So ``hold=eos``
+        keeps the target's probability of ending.
+    tilt : see :mod:`cactus_theory.policies.tilt`; only with a price of KL.
 
-    ``floor`` and ``hold`` list token ids, as ``2+151645``. At every prefix tokens of ``floor`` are
-    never less likely than under the target, and tokens of ``hold`` exactly as likely (Theorem 25).
-    ``eos`` stands for the ids that end a text (:meth:`at_ends`). So ``hold=eos`` keeps the target's
-    probability of ending at every prefix. ``head``, ``floor`` and ``hold`` are boxes c q ≤ h ≤ C q
-    (:mod:`cactus_theory.optimum.boxes`), with the target's q also if there is a ``tilt``. Rows with
-    boxes and a tilt are solved row by row, and do not look ahead.
+    ``head``, ``floor`` and ``hold`` are boxes c q ≤ h ≤ C q (:mod:`cactus_theory.optimum.boxes`),
+    with the target's q also if there is a ``tilt``. Rows with boxes and a tilt are solved row by
+    row, and do not look ahead.
     """
 
     delta: NotNegative | None = None

@@ -34,6 +34,10 @@ class Cactus(PerProposal):
     Exact for Pearson chi-square with budget :math:`2\delta`. The KL of a proposal can reach
     :math:`\ln(1 + 2\delta)`, although delta is meant as a per-proposal KL budget in nats; audits
     check delta as such a budget. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems 2 and 6.
+
+    Parameters
+    ----------
+    delta : the budget δ of a proposal, ≥ 0.
     """
 
     delta: NotNegative
@@ -77,6 +81,11 @@ class CactusExact(PerProposal):
     (order 2), 1e-33 (4) and 1e-20 (10), where γ would be 1e-18 at most. The budget holds for each
     proposal, not for the emitted law. Source of the program: Hao & Mou 2026, section 3; of the
     solution: THEORY.md, Theorem 3.
+
+    Parameters
+    ----------
+    delta : the budget δ of a proposal, ≥ 0, in the divergence's unit.
+    divergence : spec of the divergence D.
     """
 
     delta: NotNegative

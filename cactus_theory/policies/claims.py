@@ -41,7 +41,7 @@ class Budget:
 
     @classmethod
     def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
-        """Read a budget such as ``"kl <= delta emitted"``, in which a knob may stand for its value."""
+        """Read a budget such as ``"kl <= delta emitted"``; knobs stand for their values."""
         divergence, least, rest = text.partition("<=")
         amount, _, scope = rest.strip().partition(" ")
         if not least or not scope:

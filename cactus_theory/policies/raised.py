@@ -82,6 +82,10 @@ class Lenience(Raised):
     No token is emitted with more than :math:`q_n/ℓ`, and no policy with this bound accepts more:
     A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.
     Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5.
+
+    Parameters
+    ----------
+    lenience : ℓ; 1 is lossless, and smaller values accept more.
     """
 
     lenience: PositiveShare
@@ -105,9 +109,13 @@ class Mixture(Raised):
 
     TV(h, q) = α TV(p, q), and no policy within that total variation accepts more:
     A = 1 − (1−α) TV(p, q). Tokens that the target excludes are rejected, and their share of h goes
-    to (q − p)₊. With ``support="free"``, as published, these tokens are emitted. Hugging
-    Face's ``assistant_ensemble_weight`` is 1 − α, with free support. Source: the interpolation
-    baseline of Hao & Mou 2026 (arXiv 2604.04987).
+    to (q − p)₊. Hugging Face's ``assistant_ensemble_weight`` is 1 − α, with free support. Source:
+    the interpolation baseline of Hao & Mou 2026 (arXiv 2604.04987).
+
+    Parameters
+    ----------
+    alpha : α, the draft's share of h; 0 is lossless.
+    support : ``free``, as published, emits tokens that the target excludes; ``target`` does not.
     """
 
     alpha: Share

@@ -30,11 +30,14 @@ class Regret(FixedTarget):
     r"""Keep drafted tokens nearly as likely as the target's likeliest token, else emit the latter.
 
     For temperature 0; q is the target's row at temperature 1. The regret of a token is
-    ρ_n = max ln q − ln q_n. At a ``price`` ν, in tokens per nat of regret, a token is kept iff
-    ν ρ_n ≤ 1; in a block the first n tokens are kept, with the n that maximises n − ν Σ ρ. Within a
-    budget ``delta`` of regret for a row, drafted mass is kept in the order of its regret, and the
-    token at which the budget ends is kept at random. A price of ∞ is strict greedy decoding.
-    Source: THEORY.md, Theorem 30.
+    ρ_n = max ln q − ln q_n in nats. Source: THEORY.md, Theorem 30.
+
+    Parameters
+    ----------
+    price : ν, in tokens per nat of regret. A token is kept iff ν ρ_n ≤ 1; in a block the first n
+        tokens are kept, with the n that maximises n − ν Σ ρ. ∞ is strict greedy decoding.
+    delta : instead of price, the regret that a row may spend. Drafted mass is kept in the order of
+        regret, and the token at which the budget ends is kept at random.
     """
 
     price: NotNegative | None = None

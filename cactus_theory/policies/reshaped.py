@@ -37,11 +37,16 @@ class Fuzzy(FixedTarget):
     r"""Sample losslessly towards :math:`h = p` where :math:`D(p\|q) < T`, else :math:`h = q`.
 
     A row just beyond T gains nothing. Tokens that the target excludes are rejected: h is then p on
-    the target's support, and p's mass outside it goes to (q − p)₊. With ``support="free"``, as
-    published, h is p itself, and excluded tokens are emitted where the divergence is finite. Beyond
-    T the policy is lossless sampling, the variant that the source calls recursive. The variant
-    called exact draws from q without a test there; that emits an equal law and accepts less.
-    Source: Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
+    the target's support, and the rest of p's mass goes to (q − p)₊. Beyond T the policy is lossless
+    sampling, the variant that the source calls recursive. The variant called exact draws from q
+    without a test there; that emits an equal law and accepts less. Source: Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
+
+    Parameters
+    ----------
+    threshold : T ≥ 0, in the divergence's unit; 0 is lossless.
+    divergence : spec of the divergence D.
+    support : with ``free``, as published, h is p itself, and tokens that the target excludes are
+        emitted where the divergence is finite.
     """
 
     threshold: NotNegative
@@ -93,6 +98,11 @@ class Truncated(FixedTarget):
 
     The nucleus is the smallest set of likeliest tokens with mass at least ``top_p``, so
     KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. As a baseline for lossy policies: arXiv 2607.26627.
+
+    Parameters
+    ----------
+    top_p : mass of the nucleus; 1 keeps all tokens.
+    top_k : k, the number of tokens kept; None keeps all.
     """
 
     top_p: PositiveShare = 1.0

@@ -192,6 +192,9 @@ def rule(
 
     Parameters
     ----------
+    function : f(q, p, n) or f(q, p); None when the decorator is given options.
+    residual : the function that returns the row to draw from after a rejection, for f(q, p, n).
+    vectorised : whether both functions are called for many rows at once.
     knob_range : the least and the largest legal value of the first knob.
     budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; the amount is a
         number or a knob.

@@ -100,7 +100,7 @@ class Verifier(ABC):
         return drafted
 
     def draws(self, depth: int) -> int:
-        """Return the most draws of a text of this depth; ``draw`` is (B, draws) from 2 on."""
+        """Return the most draws of a text of this depth; ``draw`` is (B, draws) for 2 or more."""
         return 1
 
     @abstractmethod

@@ -1,6 +1,6 @@
 """A round of verification as data: drafts in, verdicts out.
 
-Six words are used everywhere:
+Nine words are used everywhere:
 
 target : the model whose answers are wanted. The target distribution of the next token is the row q.
 draft : the model, or another source, that proposes tokens from the row p; also the drafted tokens.
@@ -10,6 +10,10 @@ bonus : the token that is drawn after all drafted tokens were accepted, from the
     the row that a policy with a tilt puts in the target's place.
 emitted : any token that the text gets: accepted, recovered or bonus. The emitted law h is the
     distribution of the token emitted at a node.
+node : a place in a draft: the settled text, or the text after a drafted token.
+coin : a uniform random number on [0, 1). It decides whether a token is accepted, or draws a token.
+alive ratio P : in a block, the probability of reaching a node given the drafted tokens before it,
+    averaged over the tokens drafted later; 1 in a chain.
 
 :mod:`~cactus_theory.verify.contract` defines what verifiers do with drafts.
 """
@@ -119,7 +123,7 @@ class Draft:
 
     @cached_property
     def fixed(self) -> list[list[list[int]]]:
-        """Return by text the ids of the deterministic tokens after each node, for declared trees."""
+        """Return by text the deterministic ids after each node, for declared trees."""
         assert self.sampled is not None
         flags = ~self.sampled if self.deterministic is None else self.deterministic
         fixed = [[[] for _ in range(count + 1)] for count in self.lengths]
@@ -129,7 +133,7 @@ class Draft:
         return fixed
 
     def judged(self, row: int, node: int) -> int | None:
-        """Return the place of the token judged after a node: the first, or the first sampled, token."""
+        """Return the place of the token judged after a node: the first, or first sampled, token."""
         if self.is_chain:
             return node if node < self.lengths[row] else None
         return self.first_after[row].get(node)
