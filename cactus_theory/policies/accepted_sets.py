@@ -198,10 +198,11 @@ class Thresholds(Policy):
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 
     Draft probabilities are not read. With a = s = 1 (SGLang's defaults) the policy in effect draws
-    x from q and accepts the drafted token iff the token is x. This is lossless for any draft and accepts Σ p q ≤ 1 − TV(p, q). Every decoder that compares
-    drafts with samples of the target accepts so. For smaller a or s :math:`h_x ≤ q_x/\min(a, s)`:
-    φ ≤ q/min(a, s), and of the rejected mass x takes at most
-    :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. All this holds for deterministic drafts, too.
+    x from q and accepts the drafted token iff the token is x. This is lossless for any draft and
+    accepts Σ p q ≤ 1 − TV(p, q). Every decoder that compares drafts with samples of the target
+    accepts so. For smaller a or s :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of the
+    rejected mass x takes at most :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. All this holds for
+    deterministic drafts, too.
 
     The engine tests coin ≤ q/a, and so emitted tokens of probability 0 at coin 0 (sglang#35771).
     Here the test is strict, and tokens of probability 0 are rejected at s = 0, too. Source:

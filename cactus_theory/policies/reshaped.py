@@ -39,7 +39,8 @@ class Fuzzy(FixedTarget):
     A row just beyond T gains nothing. Tokens that the target excludes are rejected: h is then p on
     the target's support, and the rest of p's mass goes to (q − p)₊. Beyond T the policy is lossless
     sampling, the variant that the source calls recursive. The variant called exact draws from q
-    without a test there; that emits an equal law and accepts less. Source: Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
+    without a test there; that emits an equal law and accepts less. Source: Holsman et al. 2025
+    (Fuzzy Speculative Decoding, arXiv 2502.20704).
 
     Parameters
     ----------

@@ -139,7 +139,7 @@ class Path:
         """Return whether the coin of a node that may pass does pass: below R/(R + 1 − P).
 
         R is Σ (P h − p)₊. P = 1 always passes, even if rounding makes R = 0: the walk must not
-        return to tokens below, as rejection biased them. ``last_open`` compared the end's coin.
+        return to tokens below, as rejection biased them. :meth:`last_open` judged the end's coin.
         """
         missing = 1 - self.alive[place]
         if not place or not missing or place == self.count:
