@@ -3,8 +3,8 @@ r"""A divergence on the bands of some rows: budgets, prices and certificates of 
 The Lagrange dual bounds the acceptance A of every row without any solver, the certificate
 :math:`A \le λδ + μ + Σ_i q_i[\min(ρ_i, u_i) − λ f(u_i) − μ u_i]` with ρ = p/q,
 u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget that bounds h/q by c has
-:math:`A \le Σ \min(p, cq)`. Both bounds hold at any edges (THEORY.md, Theorem 8), so that a wrong
-solution cannot certify itself.
+:math:`A \le Σ \min(p, cq)`. Both bounds hold at any edges (THEORY.md, Theorem 8), so a wrong
+solution has a gap.
 """
 
 import math

@@ -3,10 +3,10 @@ r"""The best acceptance under a budget of regret: a knapsack of drafted mass.
 .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad
    \sum_i h_i ρ_i \le δ, \qquad ρ_i = \max \ln q − \ln q_i
 
-Regret is linear in h, so the optimum is a knapsack's: drafted mass is kept in the order of
-regret until the budget is spent, and the rest goes to the likeliest token, which costs nothing. At
-a price ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0
-A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊ (THEORY.md, Theorem 30). The policy ``regret`` uses this module.
+Regret is linear in h, so the optimum is a knapsack's: drafted mass is kept in the order of regret
+until the budget is spent, and the rest goes to the likeliest token, which costs nothing. At a price
+ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0 A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊
+(THEORY.md, Theorem 30). The policy ``regret`` uses this module.
 """
 
 import math
@@ -60,9 +60,9 @@ def optimal_regret(
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\;
        \sum_i h_i (\max \ln q − \ln q_i) \le \delta
 
-    A nat of regret is to decoding at temperature 0 what a nat of KL is to sampling. Tokens
-    that tie with the likeliest token keep their drafted mass at no cost. A price of ∞ is strict
-    greedy decoding instead: h = 1 at the first of the tied tokens.
+    Regret takes the place of KL at temperature 0. Tokens that tie with the likeliest token keep
+    their drafted mass at no cost. A price of ∞ is strict greedy decoding instead: h = 1 at the
+    first of the tied tokens.
 
     Parameters
     ----------

@@ -69,7 +69,8 @@ def selection_law(
     Raises
     ------
     ValueError
-        Not a distribution, an unknown kind, k below 1, ids outside the vocabulary, a row without.
+        Not a distribution, an unknown kind, k below 1, ids outside the vocabulary, a row without
+        ids.
     TypeError
         Rows that are not floats, ids that are not integers.
 

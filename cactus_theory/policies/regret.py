@@ -27,7 +27,7 @@ from cactus_theory.policies.registry import register
 @register("regret")
 @dataclass(frozen=True)
 class Regret(FixedTarget):
-    r"""Keep drafted tokens nearly as likely as the target's likeliest token, else emit the latter.
+    r"""Keep a drafted token nearly as likely as the target's likeliest, else emit the likeliest.
 
     For temperature 0; q is the target's row at temperature 1. The regret of a token is
     ρ_n = max ln q − ln q_n in nats. Source: THEORY.md, Theorem 30.

@@ -7,7 +7,8 @@ Let h be the row to be emitted at each node, and P_0 = 1. For i = 1..K
 where h and p in R_i are the rows after x_i. P_i is the alive ratio of node i. Each i has a coin,
 which passes below R_i/(R_i + 1 − P_i) for i < K and below P_K for i = K. The number of accepted
 tokens is the last i whose coin passes, 0 if none does. After i < K accepted tokens the next token
-is drawn from (P_i h − p)₊ normalised, after K accepted tokens from the target's row.
+is drawn from (P_i h − p)₊ normalised, after K accepted tokens from the target's row, or the row
+that the policy puts in its place.
 
 The token after a reached node has exactly the law h. Node x_1..x_i is reached with probability
 p(x_1..x_i) P_i, the largest that any verifier of one drafted path can have for this h. Source: Sun
@@ -80,8 +81,8 @@ def verify_block(
 
     In expectation at least as many tokens are accepted as by :func:`verify_chain`, for the same
     row h at every node. The next token at a node has the law h under both verifiers. The law of
-    whole texts differs between them unless h = q, since bonus tokens, which come from the target,
-    fall at other places.
+    whole texts differs between them unless h = q, since bonus tokens, which come from the target's
+    row and not from h, fall at other places.
 
     Parameters
     ----------

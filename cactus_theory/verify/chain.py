@@ -75,7 +75,8 @@ def verify_chain(
     A text is one row of the batch; its coins are uniform random numbers on [0, 1). Drafted token n
     at position i is accepted iff coin i is below the policy's acceptance probability φ(n). After
     the first rejection a recovered token is drawn from the policy's residual distribution. If all
-    drafted tokens are accepted, a bonus token is drawn from the target row after them.
+    drafted tokens are accepted, a bonus token is drawn from the target row after them, or from the
+    row that the policy puts in its place (``Policy.undrafted``).
 
     Parameters
     ----------

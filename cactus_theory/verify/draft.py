@@ -7,7 +7,7 @@ draft : the model, or another source, that proposes tokens from the row p; also 
 accepted : a drafted token that the verifier keeps. The first token that is not kept is rejected.
 recovered : the token that is drawn, from a residual distribution, in place of the rejected token.
 bonus : the token that is drawn after all drafted tokens were accepted, from the target row, or from
-    the row that a policy with a tilt puts in the target's place.
+    the row that the policy puts in its place, such as a tilted row.
 emitted : any token that the text gets: accepted, recovered or bonus. The emitted law h is the
     distribution of the token emitted at a node.
 node : a place in a draft: the settled text, or the text after a drafted token.

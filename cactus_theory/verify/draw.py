@@ -64,7 +64,7 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
 
 
 def _first_beyond(cumulative: Tensor, threshold: Tensor) -> Int[Tensor, "rows 1"]:
-    """Return the first index with cumulative mass above a threshold.
+    """Return the first index of each row whose cumulative mass exceeds the row's threshold.
 
     If rounding lifted the threshold to the total, return the first index that has the total.
     """

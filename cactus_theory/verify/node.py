@@ -79,7 +79,7 @@ class Residual:
 
 
 class Node:
-    """One node of a drafted path, with the law h that one policy emits there, solved on demand.
+    """A node of a drafted path, with the law h that one policy emits there, solved on demand.
 
     Rows are views of the round's rows, in one precision: numpy arrays on a CPU, tensors on a
     device. To keep a node beyond the round, take a :meth:`copy`.

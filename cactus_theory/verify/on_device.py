@@ -59,7 +59,7 @@ class Blocks:
         self.value[:, 0] = 1.0
 
     def _step(self, place: int, counts: Tensor) -> None:
-        """Fill in the entries of the node after ``place`` tokens, and P of the next one."""
+        """Fill in the entries of the node after ``place`` tokens, and P of the next node."""
         on = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
