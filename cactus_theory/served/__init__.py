@@ -1,1 +1,1 @@
-"""Is what an engine writes the law that it claims? Evidence that may be read at any time."""
+"""Test at any time whether an engine's tokens have the law that the engine claims."""

@@ -1,8 +1,9 @@
-"""Alternatives: one table of laws of the next token that an engine might have, a line each.
+"""A table of alternative laws of the next token: typical faults of an engine, one line a fault.
 
-A law is a function of what stood before the token: the target's row, the text so far, the settings
-that were claimed, and with a draft the draft's row. None of them has to be the engine's: whichever
-is nearest to it gathers evidence fastest, and says by its name what to look for.
+A law gives the distribution of the next token from the target's row, the text so far, the claimed
+settings and, with a draft, the draft's row. The engine's true law need not be in the table: the
+alternative nearest to the true law gathers evidence fastest, and its name hints at the fault.
+:mod:`cactus_theory.served.answers` evaluates the table along answers.
 """
 
 import math
@@ -21,18 +22,20 @@ from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy, read_policy
 from cactus_theory.policies.policy import one_hot
 
-# share of the claim in every alternative: none is refuted by one token that it never emits
+# weight of the claimed law in every alternative: without it, one token that an alternative never
+# emits would bring the evidence for that alternative to 0 for good
 SHARE = 1e-3
-# share at which a token enters that lies EDGE beyond what the claim emits
+# factor on the probability of a token that lies EDGE nats outside the claimed cuts
 UNCLAIMED = 1e-3
-# nats, of a logit or of the log-odds of a mass, by which kernels may move a token across a cut: of
-# tokens above 1e-3 bfloat16 moved logits by 0.46 at most, log-odds of masses by 0.32 (SmolLM2-135M)
+# nats, of a logit or of the log-odds of a mass, by which the rounding of kernels may move a token
+# across a cut. For tokens of probability above 1e-3, bfloat16 moved logits by at most 0.46 and the
+# log-odds of masses by at most 0.32 (SmolLM2-135M)
 EDGE = 1.0
-# policies of engines that emit the target's tokens
+# names of the policies that emit the target distribution
 UNRELAXED = defaults.POLICY, "plain"
-# least temperature above 0, below which engines decode greedily: logits over a smaller one overflow
+# least temperature above 0: engines decode greedily below, as logits over less would overflow
 COLDEST = 1e-5
-# most entries of the rows that are read at once
+# most entries (rows times vocabulary) that are read at once, which bounds the memory
 ENTRIES = 1 << 21
 
 Law = Float[Tensor, "rows vocab"]
@@ -41,7 +44,7 @@ Ids = Int[Tensor, "_"]
 
 @dataclass(frozen=True)
 class Claim:
-    """The settings that an answer is said to have: temperature, cuts, policy."""
+    """The settings with which an answer is claimed to be sampled: temperature, cuts, policy."""
 
     temperature: float = defaults.TEMPERATURE
     cuts: Cuts = WHOLE
@@ -58,26 +61,28 @@ class Claim:
 
     @property
     def lossless(self) -> bool:
-        """Return whether tokens are claimed to be the target's."""
+        """Return whether the claimed law is the target distribution."""
         return self.policy in UNRELAXED
 
     @cached_property
     def rule(self) -> Policy | None:
-        """Return the policy, None where there is none."""
+        """Return the claimed lossy policy, or None for a lossless claim."""
         return None if self.lossless else read_policy(self.policy).at_ends(self.ends)
 
 
 class Rows:
-    """Consecutive places of one answer: all that laws of their tokens may depend on.
+    """The inputs of the laws at n consecutive places of one answer.
 
     Attributes
     ----------
-    logits : (n, V) of the target, float64, before the temperature and cuts.
-    claim : what the engine is said to do.
-    prompt, before : ids of the prompt, and those of the answer before the last place.
-    p : (n, V) of the draft, after temperature and cuts; None without a draft.
-    raw_p : the draft's at temperature 1, without cuts.
-    late : (1, V) logits of the place before the first one, which the first token has none of.
+    logits : (n, V) logits of the target, float64, before temperature and cuts.
+    claim : the settings that the engine claims.
+    prompt : ids of the prompt.
+    before : ids of the answer before the last of the n places.
+    p : (n, V) draft rows after temperature and cuts; None without a draft.
+    raw_p : (n, V) draft rows at temperature 1, without cuts; None without a draft.
+    late : (1, V) target logits of the place before the first; at the beginning of an answer, where
+        there is no such place, the first row again.
     """
 
     def __init__(
@@ -102,22 +107,22 @@ class Rows:
 
     @cached_property
     def whole(self) -> Law:
-        """Return the target's rows at the claimed temperature, uncut."""
+        """Return the target's rows at the claimed temperature, before top-k and top-p."""
         return self.logits.div(self.claim.temperature).softmax(-1)
 
     @cached_property
     def q(self) -> Law:
-        """Return the target's rows as claimed."""
+        """Return the target's rows with the claimed temperature, top-k and top-p."""
         return self.cut()
 
     @cached_property
     def h(self) -> Law:
-        """Return the claimed law of tokens that were drafted."""
+        """Return the law that is claimed for a token at a place with a draft."""
         return self.emitted(self.q)
 
     @cached_property
     def order(self) -> Int[Tensor, "rows vocab"]:
-        """Return the tokens of each row, the likeliest first."""
+        """Return the token ids of each row, the target's likeliest token first."""
         return self.logits.argsort(-1, descending=True)
 
     def cut(
@@ -126,7 +131,7 @@ class Rows:
         top_k: int | None = None,
         top_p: float | None = None,
     ) -> Law:
-        """Return rows as claimed but for what is given."""
+        """Return the target's rows as claimed, except for the settings that are given."""
         claim = self.claim
         heat = claim.temperature if heat is None else heat
         probs = self.whole if heat == claim.temperature else self.logits.div(heat).softmax(-1)
@@ -134,13 +139,13 @@ class Rows:
         return cut(probs, top_k, claim.cuts.top_p if top_p is None else top_p, self)
 
     def emitted(self, q: Law) -> Law:
-        """Return the law that the claimed policy emits about target rows."""
+        """Return the law that the claimed policy emits if the target's rows are ``q``."""
         rule = self.claim.rule
         return q if rule is None or self.p is None else rule.emitted(q, self.p)
 
     @cached_property
     def counts(self) -> Law:
-        """Return how often each token stands in the answer before each place."""
+        """Return how often each token occurs in the answer before each place."""
         first = len(self.before) - len(self.logits) + 1
         counts = torch.zeros_like(self.logits)
         counts[0] = torch.bincount(self.before[:first], minlength=counts.shape[-1])
@@ -151,14 +156,15 @@ class Rows:
 
     @cached_property
     def prompted(self) -> Float[Tensor, "vocab"]:
-        """Return how often each token stands in the prompt."""
+        """Return how often each token occurs in the prompt."""
         return torch.bincount(self.prompt, minlength=self.logits.shape[-1]).double()
 
 
 def cut(probs: Law, top_k: int, top_p: float, rows: Rows | None = None) -> Law:
-    """Return rows cut to the likeliest k (0: all; ties stay), then to the nucleus of p.
+    """Return rows cut to the k likeliest tokens (0: all; ties stay), then to the nucleus of mass p.
 
-    ``rows`` have the order of the tokens where it is the target's.
+    ``rows`` may lend its order of the tokens, if ``probs`` ranks them as the target does: that
+    saves a sort.
     """
     if not top_k and top_p >= 1:
         return probs
@@ -174,7 +180,7 @@ def cut(probs: Law, top_k: int, top_p: float, rows: Rows | None = None) -> Law:
 
 
 def blend(share: float, other: Callable[[Rows], Law]) -> Callable[[Rows], Law]:
-    """Return the law that is ``other`` for a share of the tokens, else the claim."""
+    """Return the mixture of ``other`` with weight ``share`` and of the claimed law."""
     return lambda rows: (1 - share) * rows.h + share * other(rows)
 
 
@@ -188,7 +194,7 @@ def _nucleus_first(rows: Rows) -> Law:
 
 
 def _cut_cold(rows: Rows) -> Law:
-    """Cut before the temperature."""
+    """Return the law of an engine that applies top-k and top-p before the temperature."""
     claim, raw = rows.claim, rows.logits.softmax(-1)
     kept = cut(raw, claim.cuts.top_k, claim.cuts.top_p, rows) > 0
     scores = rows.logits.masked_fill(~kept, -torch.inf)
@@ -217,7 +223,7 @@ def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: fl
 
 
 def _tail(rows: Rows, factor: float) -> Law:
-    """Tokens below a tenth of the likeliest one's probability, so many times as likely."""
+    """Return the law with tokens below a tenth of the top probability scaled by ``factor``."""
     low = rows.q < 0.1 * rows.q.amax(-1, keepdim=True)
     moved = torch.where(low, factor * rows.q, rows.q)
     return rows.emitted(moved / moved.sum(-1, keepdim=True))
@@ -253,7 +259,10 @@ def _from_target(rows: Rows) -> Law:
 
 
 def _without_rejected(rows: Rows) -> Law:
-    """Σ over rejected n of (p − q)₊(n) q(x)/(1 − q(n)), x ≠ n, beside what is accepted."""
+    """Return min(q, p) + Σ over rejected n ≠ x of (p − q)₊(n) q(x)/(1 − q(n)).
+
+    The recovered token is drawn from q without the rejected token, not from (q − p)₊.
+    """
     q, p = rows.q, rows.p
     assert p is not None
     lost = (p - q).clamp(min=0.0) / (1 - q).clamp(min=1e-300)
@@ -261,10 +270,11 @@ def _without_rejected(rows: Rows) -> Law:
 
 
 def _coin_twice(rows: Rows) -> Law:
-    r"""Draw the residual with the number that rejected, from its part above q(n)/p(n).
+    r"""Return the law of an engine that draws the recovered token with the coin of the rejection.
 
-    Of x between :math:`F(x^-)` and F(x) of the residual's distribution function it takes
-    :math:`G(F(x)) - G(F(x^-))` with :math:`G(u) = Σ_n p_n (u - a_n)_+`, a the acceptance.
+    A coin that rejected n is uniform above :math:`a_n = q_n/p_n`, not on all of [0, 1). With F the
+    distribution function of the residual and :math:`G(u) = Σ_n p_n (u - a_n)_+`, the recovered
+    token is x with probability :math:`G(F(x)) - G(F(x^-))`.
     """
     q, p = rows.q, rows.p
     assert p is not None
@@ -287,7 +297,7 @@ def _coin_twice(rows: Rows) -> Law:
 
 
 def _misreported(rows: Rows, sampled: Law, reported: Law) -> Law:
-    """Drafts come from one law and are judged by another, which is reported."""
+    """Return the law of tokens drafted from ``sampled`` but verified as if from ``reported``."""
     accept = torch.where(reported > 0, rows.q / reported.clamp(min=1e-300), 1.0).clamp(max=1.0)
     kept = sampled * accept
     rest = (rows.q - reported).clamp(min=0.0)
@@ -297,7 +307,10 @@ def _misreported(rows: Rows, sampled: Law, reported: Law) -> Law:
 
 
 def _deferred(rows: Rows) -> Law:
-    """FLy where a row's three likeliest have −Σ q ln q ≥ 0.3: whatever is drafted stays."""
+    """Return the law of FLy: every drafted token is accepted where the target is undecided.
+
+    Undecided is a row whose three likeliest tokens have −Σ q ln q ≥ 0.3 nats.
+    """
     assert rows.p is not None
     first = rows.q.topk(min(3, rows.q.shape[-1])).values
     open_ = torch.special.entr(first).sum(-1, keepdim=True) >= 0.3
@@ -308,12 +321,12 @@ def _deferred(rows: Rows) -> Law:
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another law, by name, and what an engine with this law does."""
+    """An alternative law of the next token: its name, and the fault of an engine with this law."""
 
     name: str
     law: Callable[[Rows], Law]
     says: str
-    thread: str = ""  # an issue that reports it
+    thread: str = ""  # a public issue that reports this fault
 
 
 OF_TARGET = (
@@ -387,7 +400,7 @@ OF_DRAFT = (
 
 
 def alternatives(drafted: bool) -> tuple[Alternative, ...]:
-    """Return the table: what can be said of the target's rows alone, with a draft more."""
+    """Return the alternatives that need only the target's rows; with a draft, also all others."""
     return OF_TARGET + (OF_DRAFT if drafted else ())
 
 
@@ -398,22 +411,27 @@ def log_factors(
     edge: float = EDGE,
     looked_at: slice = slice(None),
 ) -> tuple[Float[Tensor, "n k M"], Float[Tensor, "M"], Float[Tensor, "n k"]]:
-    """Return ln r/h of tokens, sums of KL(r‖h), and how far tokens lie beyond the claimed cut.
+    """Compute ln r/h of tokens, sums of KL(r‖h), and the tokens' distances from the claimed cuts.
 
-    Where the claim is a policy's, an undrafted token has the target's law, so that the larger of
-    both stands for h. The distance is in nats: at temperature 0 below the largest logit, of top-k
-    below the k-th; of top-p the smaller one of the excess, in log-odds, of the mass above the
-    token, and of how far it is below the last token that is kept. Beyond ``edge`` a token is
-    proof. One that is nearer may be there by rounding: it enters at UNCLAIMED^(distance/edge) times
-    what it would have if it were kept. If rows are exact none of this matters: h is 0 there.
+    h is the claimed law, r an alternative. If the claim is a lossy policy, h is the larger of the
+    policy's law and the target's: a log does not tell which tokens were drafted, and tokens without
+    a draft have the target's law.
+
+    The distance says by how many nats a token lies outside the cuts. At temperature 0 it is
+    measured from the largest logit, for top-k from the k-th. For top-p it is the smaller of two
+    numbers: the excess, in log-odds, of the mass above the token, and the gap to the last token
+    that is kept. A token further outside than ``edge`` refutes the claim. A nearer token may be
+    there by rounding: its h is UNCLAIMED^(distance/edge) times its probability if it were kept.
+    With exact rows this changes no guarantee, as the claim never emits such a token (h = 0).
 
     Parameters
     ----------
-    rows, token_ids : places, and tokens at each, of which the claim emits one.
-    table : alternatives.
-    edge : nats by which kernels may move a token across a cut.
-    looked_at : rows whose divergences are added up: they foretell and prove nothing, and take as
-        long as the laws.
+    rows : n consecutive places of an answer.
+    token_ids : k candidate tokens for each place, of which the claim emits at most one.
+    table : the M alternatives.
+    edge : nats by which the rounding of kernels may move a token across a cut.
+    looked_at : the places whose divergences are added up. The sums only predict how many tokens
+        are needed and prove nothing, but take as long as the laws.
     """
     at, table = token_ids, tuple(table)
     factors = rows.logits.new_zeros(*at.shape, len(table))
@@ -437,7 +455,7 @@ def log_factors(
             continue
         ratio = law.gather(-1, at) / of_token
         own = SHARE * beyond.logical_not().double() + (1 - SHARE) * ratio
-        # of a token that neither emits there is no evidence for either
+        # a token that neither the claim nor this alternative emits is evidence for neither
         factors[..., number] = torch.where(beyond & (ratio == 0), 1.0, own).log_()
         some = law[looked_at]
         growth[number] = (some * some.div(floor).mul_(1 - SHARE).add_(SHARE).log_()).sum()
@@ -445,7 +463,7 @@ def log_factors(
 
 
 def _beyond(rows: Rows, at: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return by how many nats each token lies beyond the claimed cuts; 0 for tokens within."""
+    """Return by how many nats each token lies outside the claimed cuts; 0 for tokens inside."""
     cuts, scores = rows.claim.cuts, rows.logits / (rows.claim.temperature or 1.0)
     own, falling = scores.gather(-1, at), scores.gather(-1, rows.order)
     if not rows.claim.temperature:
@@ -461,5 +479,5 @@ def _beyond(rows: Rows, at: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         odds = above.logit() - math.log(cuts.top_p / (1 - cuts.top_p))
         least = torch.where(rows.q > 0, scores, torch.inf).amin(-1, keepdim=True)
         distance = torch.maximum(distance, torch.minimum(odds, least - own).clamp(min=0.0))
-    # what the target itself never emits
+    # a token to which the target gives probability 0 is no matter of rounding
     return torch.where(rows.whole.gather(-1, at) > 0, distance, torch.inf)

@@ -1,4 +1,8 @@
-"""Answers of an engine, a JSON line each, and the rows that models give along them."""
+"""Read an engine's answers, one JSON line an answer, and compute the models' rows along them.
+
+``cactus-theory served`` uses this module: :class:`Log` reads a growing file, :class:`Reader` runs
+the models and gives the factors r/h that :mod:`cactus_theory.served.evidence` multiplies.
+"""
 
 import hashlib
 import json
@@ -37,21 +41,21 @@ from cactus_theory.served.alternatives import (
 from cactus_theory.served.evidence import Evidence
 
 FORMAT, VERSION = "cactus-theory served", 1
-# sampling parameters that change the law and that no claim here has, and values that change nothing
+# sampling parameters that change the law but cannot be claimed here, with their neutral values
 OTHERS = {"min_p": 0, "typical_p": 1, "repetition_penalty": 1, "presence_penalty": 0,
           "frequency_penalty": 0, "no_repeat_ngram_size": 0, "min_tokens": 0, "logit_bias": None,
           "bad_words": None, "allowed_token_ids": None, "structured_outputs": None}  # fmt: skip
-# rows between two whose divergences are added up, to foretell how many tokens show what
+# the divergence KL(r‖h) is computed at every APART-th place: enough to predict the tokens needed
 APART = 8
-# lines left out that are named, and seconds between two writes of the state
+# NAMED: most left-out lines whose reason is kept; SECONDS: time between two writes of the state
 NAMED, SECONDS = 20, 5.0
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The ids of a prompt and of its answer, and what is claimed of them.
+    """The token ids of a prompt and of its answer, and the settings claimed for the answer.
 
-    ``encoded`` says that the answer's ids are a tokenizer's, from a text.
+    ``encoded``: the log held only a text, and a tokenizer made the answer's ids.
     """
 
     line: int
@@ -70,10 +74,11 @@ def read_answer(
     rendering: Rendering,
     trust_code: bool = False,
 ) -> Answer:
-    """Return the answer of a line; ValueError, which says why, for one that cannot be counted.
+    """Parse one line of a log into an :class:`Answer`.
 
-    ``claim`` is of lines that do not say it. A line runs no code: ``trust_code`` lets its policy be
-    ``FILE.py:NAME``.
+    Raises ValueError with the reason for a line that cannot be used. ``claim`` has the settings
+    that a line does not give. A line cannot run code, unless ``trust_code`` allows it to name a
+    policy as ``FILE.py:NAME``.
     """
     try:
         record = json.loads(text)
@@ -86,10 +91,10 @@ def read_answer(
         if (value := record.get(name)) and value != neutral:
             raise ValueError(f"{name} {value!r:.20} changes the law and is not followed here")
     cuts = {name: record[name] for name in ("top_k", "top_p") if name in record}
-    if cuts.get("top_k") == -1:  # engines' word for no cut
+    if cuts.get("top_k") == -1:  # some engines write −1 for no cut
         cuts["top_k"] = 0
     if cuts:
-        own = claim.cuts  # the draft's follow the target's unless they were given
+        own = claim.cuts  # the draft's cuts follow the target's unless they were given
         alike = (own.top_k, own.top_p) == (own.draft_top_k, own.draft_top_p)
         drafted = dict.fromkeys(("draft_top_k", "draft_top_p")) if alike else {}
         cuts = {"cuts": replace(own, **cuts | drafted)}
@@ -99,7 +104,7 @@ def read_answer(
             raise ValueError(f"policy must be a spec; got {spec!r:.40}")
         try:
             told["policy"] = policy_of_data(spec, "the line", trust_code=trust_code).spec
-        except (TypeError, OSError) as error:  # of a file that is trusted
+        except (TypeError, OSError) as error:  # from a trusted policy file
             raise ValueError(str(error)) from None
     claim = replace(claim, **told | cuts)
     encoded = "token_ids" not in record
@@ -137,12 +142,19 @@ def _ids(record: Mapping[str, Any], name: str, vocab: int) -> list[int]:
 
 
 class Reader:
-    """The models, which give the rows along an answer; greedy drafts are one-hot rows.
+    """Compute ln r/h of the tokens of answers from the rows of a target and a draft.
+
+    Parameters
+    ----------
+    pair : the target and, optionally, the draft.
+    greedy : whether the engine drafts greedily; draft rows are then one-hot.
+    table : the alternatives.
+    edge : nats by which the rounding of kernels may move a token across a cut.
 
     Raises
     ------
     ValueError
-        A draft that is neither a model nor an EAGLE-3 head: its rows depend on more than the text.
+        The draft is neither a model nor an EAGLE-3 head, so its rows depend on more than the text.
     """
 
     def __init__(
@@ -162,7 +174,7 @@ class Reader:
 
     @torch.inference_mode()
     def factors(self, answer: Answer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return ln r/h (n, M), sums of divergences (M,), and nats beyond the claim (n,)."""
+        """Return ln r/h (n, M), sums of KL(r‖h) (M,), and nats beyond the claimed cuts (n,)."""
         ids = torch.tensor(answer.prompt + answer.token_ids, device=self.target.device)
         prompt, factors, growth, beyond, late = ids[: len(answer.prompt)], [], 0.0, [], None
         for start, logits, draft in self._chunks(ids, len(prompt)):
@@ -182,9 +194,9 @@ class Reader:
         return np.concatenate(factors), scale * np.asarray(growth), np.concatenate(beyond)
 
     def _chunks(self, ids: Tensor, first: int) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """Yield where rows start, and the logits of both models there, a few rows at a time.
+        """Yield (place of the first row, target logits, draft logits), a few rows at a time.
 
-        Each model reads the text once, over a cache.
+        Each model reads the text once, with a KV cache.
         """
         size, fed = max(1, ENTRIES // self.vocab), len(ids) - 1
         reads = () if self.drafter is None else self.drafter.reads(self.target)
@@ -206,29 +218,33 @@ class Reader:
             scores = None
             if draft is not None:
                 scores = fitted(draft.feed(new, counts, keep)[0], self.vocab)
-            elif head is not None:  # its last row is of the next chunk's first token
+            elif head is not None:  # the head's last row belongs to the next chunk's first token
                 units, counts = head.fresh([1])
                 states = head.run(units, counts)
                 head.cache.extend(counts)
                 found = head.logits(states[:, -(stop - start + (kept is None)) :])[0]
                 found = found if kept is None else torch.cat([kept, found])
                 kept = found[-1:].clone()
-                # a prompt of one token has no state before it: nothing is drafted there
+                # after a prompt of one token the head has no state to draft from
                 scores = torch.cat([logits[: len(logits) + 1 - len(found)], found[:-1]])
             yield start, logits.clone(), scores
 
 
 @dataclass
 class Log:
-    """A file of answers, read as far as it is written, and the evidence of what was read.
+    """A growing file of answers: how far it was read, and the evidence from the lines read.
 
     Attributes
     ----------
-    setting : all that decides the numbers beside the file; a state of another one is refused.
-    read, sha256, lines : bytes and lines that were read, and a digest of these bytes.
-    left_out : line and reason of lines that do not count, NAMED of them; ``skipped`` is how many.
-    empty, encoded : answers without a token, and answers whose tokens are a tokenizer's.
-    unfinished : whether the last line ends in the middle; it is read when it is whole.
+    setting : the settings that the numbers depend on, beside the file. A saved state with
+        different settings is rejected with an error.
+    evidence : the evidence of the lines read.
+    read, sha256, lines : number of bytes read, a digest of these bytes, number of lines read.
+    left_out : (line, reason) of lines that could not be used, at most NAMED.
+    skipped : number of lines that could not be used.
+    empty : number of answers without a token.
+    encoded : number of answers whose ids a tokenizer made from their text.
+    unfinished : whether the last line is still being written; it is read once it is whole.
     """
 
     setting: dict[str, Any]
@@ -244,9 +260,9 @@ class Log:
 
     @classmethod
     def opened(cls, state: str | Path | None, setting: dict[str, Any], evidence: Evidence) -> "Log":
-        """Return the log that a state file holds, else a new one.
+        """Return the log that is saved in a state file, or a new log if there is no such file.
 
-        OSError, ValueError for a state that cannot be read or is of another setting.
+        Raises OSError or ValueError for a state that cannot be read or has different settings.
         """
         if state is None or not Path(state).exists():
             return cls(setting, evidence)
@@ -268,7 +284,7 @@ class Log:
         return log
 
     def save(self, state: str | Path | None) -> None:
-        """Write the state, all of it or nothing."""
+        """Write the state to a file, atomically."""
         if state is not None:
             content = vars(self) | {"evidence": self.evidence.content()}
             write_marked(Path(state), FORMAT, VERSION, content | {"digest": _digest(content)})
@@ -276,10 +292,10 @@ class Log:
     def go_on(
         self, path: str | Path, read: Any, reader: Reader, state: str | Path | None, progress: Any
     ) -> Iterator[tuple[Answer, np.ndarray]]:
-        """Read the lines that are new; yield each answer with ln r/h of its tokens.
+        """Read the lines that were added to the file; yield each answer and ln r/h of its tokens.
 
-        ``read(line, text)`` returns an answer or raises ValueError. ValueError for a file whose
-        beginning is not what the state has read.
+        ``read(line, text)`` returns an answer or raises ValueError for a line to leave out. Raises
+        ValueError if the part of the file that was read before has changed.
         """
         content = Path(path).read_bytes()
         seen = hashlib.sha256(content[: self.read])
@@ -334,5 +350,5 @@ class Log:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Return a digest of what a state says, so that damage to any of its numbers shows."""
+    """Return a digest of a state's content, by which a damaged state file is recognised."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

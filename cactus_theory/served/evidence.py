@@ -1,14 +1,15 @@
 r"""Evidence against a claimed law that may be read after any token (THEORY.md, Theorem 31).
 
-Let h be the claimed law of the next token and r another law, both fixed before the token x is
-read. If x is drawn from h, the expected value of r(x)/h(x) is at most 1. So the product along all
-tokens, and any average of such products with fixed weights, reaches 1/α at any time with
-probability α at most (Ville). The *evidence* is that average over M alternatives of equal weight.
+Let h be the claimed law of the next token and r an alternative law, both fixed before the token x
+is read. If x is drawn from h, the expected value of r(x)/h(x) is at most 1. So the product of these
+ratios along all tokens ever reaches 1/α with probability α at most (Ville's inequality), and so
+does an average of such products with fixed weights. The *evidence* is the average of the products
+of M alternatives with equal weights.
 
-How far off is the engine? With ρ the factor by which a token multiplies the evidence and η = FLOOR,
-:math:`\ln(η + (1 − η)ρ)` has a mean of at most KL(s‖h) if tokens are drawn from s (Donsker and
-Varadhan), and is at least ln η. Numbers with a least value have a confidence sequence for the mean
-of their conditional means: :class:`LowerMean`.
+The module also bounds how far the engine's law s is from the claim. Let a token multiply the
+evidence by ρ, and let η = FLOOR. If tokens are drawn from s, the mean of
+:math:`\ln(η + (1 − η)ρ)` is at most KL(s‖h) (Donsker and Varadhan). These numbers are at least
+ln η, so :class:`LowerMean` bounds the mean of their conditional means from below at all times.
 """
 
 import math
@@ -21,36 +22,40 @@ from jaxtyping import Float
 from cactus_theory.base import arguments as check
 from cactus_theory.base.confidence import LowerMean, log_mean
 
-# risk of an alarm about a healthy engine, over the whole of a log, however often it is read
+# probability of a false alarm over a whole log, however often the log is read
 ALPHA = 0.01
-# share of the claim in the law whose log-ratio is averaged, and the largest mean that is predicted
+# FLOOR: weight η of the claim in the law whose log-ratio is averaged; MOST: the largest mean, in
+# nats per token, that the confidence sequence predicts
 FLOOR, MOST = 0.2, 0.1
-# most points of the curve that is kept for a picture
+# most points of the curve that is kept for a plot
 POINTS = 400
 
 
 def divergence_bound() -> LowerMean:
-    """Return the sequence for the nats a token, before any token."""
+    """Return a new confidence sequence for the engine's distance from the claim, nats per token."""
     return LowerMean(-math.log(FLOOR), MOST)
 
 
 @dataclass
 class Evidence:
-    """The evidence of all tokens so far, and what it takes to go on from there.
+    """The evidence of all tokens read so far, with the state that is needed to read on.
 
     Attributes
     ----------
-    names : of the M alternatives.
-    slack : nats a token that every alternative gives up, for a reference on other kernels.
-    tokens, own, growth : how many tokens; by alternative ln of its evidence, and the sum of the
-        divergences of its law from the claim: what its evidence grows by if it is the engine's.
+    names : names of the M alternatives.
+    slack : nats per token by which all evidence is lowered, to allow for the different rounding of
+        the engine's kernels and the reference's.
+    alpha : probability of a false alarm.
+    tokens, answers : number of tokens and of answers read.
+    own : (M,) ln of each alternative's product of ratios r/h.
+    growth : (M,) sums over tokens of KL(r‖h), the expected growth of ``own`` if r is the true law.
     top : the largest ln of the evidence at any time.
-    off : where the evidence first reached 1/α: line and token there, tokens in all.
-    impossible : the first token that the claim never emits: line, token there, id, and how many
-        nats it lies beyond the cut.
-    nats : the sequence that bounds the nats a token.
-    curve : (tokens, ln evidence, ln of each alternative's) after some answers.
-    stride : answers between two points of the curve.
+    off : where the evidence first reached 1/α: line, token in the line, tokens in total.
+    impossible : the first token that the claim never emits: line, token in the line, id, and nats
+        beyond the cut.
+    nats : the confidence sequence for the engine's distance from the claim, nats per token.
+    curve : (tokens, ln evidence, ln of each alternative's evidence) after some answers.
+    stride : number of answers between two points of the curve.
     """
 
     names: tuple[str, ...]
@@ -88,10 +93,10 @@ class Evidence:
 
     @property
     def verdict(self) -> str:
-        """Return ``off``, ``as claimed`` or ``too little``.
+        """Return the verdict: ``off``, ``as claimed`` or ``too little``.
 
-        Too little was said if most alternatives that differ from the claim on these rows would
-        not have been shown yet.
+        The verdict is ``too little`` if, for most alternatives that differ from the claim on these
+        rows, the tokens would not yet suffice to detect an engine with that law.
         """
         if self.off or self.impossible:
             return "off"
@@ -101,11 +106,18 @@ class Evidence:
 
     @property
     def grown(self) -> Float[np.ndarray, "M"]:
-        """Return about ln of each alternative's evidence if it were the law."""
+        """Return ln of the evidence to expect for each alternative if the engine had its law."""
         return self.growth - self.slack * self.tokens
 
     def add(self, line: int, factors: Float[np.ndarray, "n M"], growth: np.ndarray) -> None:
-        """Take up an answer: ln r(x)/h(x) of its tokens, and the sums of divergences (M,)."""
+        """Add an answer's tokens to the evidence.
+
+        Parameters
+        ----------
+        line : the answer's line in the log.
+        factors : (n, M), ln r(x)/h(x) for each token and alternative.
+        growth : (M,), sums of KL(r‖h) over the tokens.
+        """
         path = self.own + (factors - self.slack).cumsum(0)
         logs = log_mean(np.concatenate([self.own[None], path]))
         self.nats.add(np.log(FLOOR + (1 - FLOOR) * np.exp(np.diff(logs) + self.slack)))
@@ -121,16 +133,17 @@ class Evidence:
             self.curve, self.stride = self.curve[1::2], 2 * self.stride
 
     def needed(self) -> Float[np.ndarray, "M"]:
-        """Return how many more tokens would show each alternative if it were the engine's law.
+        """Return how many more tokens would detect an engine with each alternative's law.
 
-        ∞ where it does not differ from the claim on these rows, or by less than the slack.
+        The number is ∞ for an alternative that differs from the claim by less than the slack on
+        these rows.
         """
         rates = self.growth / max(self.tokens, 1) - self.slack
         missing = np.maximum(self.limit + math.log(len(self.names)) - self.own, 0.0)
         return np.where(rates > 1e-9, missing / np.maximum(rates, 1e-9), np.inf)
 
     def content(self) -> dict[str, Any]:
-        """Return all of it for JSON; the class takes the same back."""
+        """Return the state for JSON; ``Evidence(**content)`` restores it."""
         lists = {"own": self.own.tolist(), "growth": self.growth.tolist()}
         return vars(self) | lists | {"names": list(self.names), "nats": vars(self.nats)}
 
@@ -138,12 +151,13 @@ class Evidence:
 def paired(ours: Float[np.ndarray, "pairs M"], controls: Float[np.ndarray, "pairs M"]) -> Any:
     """Return ln of the evidence that two arms of one engine differ, after each pair of answers.
 
-    Of a pair to the same prompt g is r/h of a whole answer. If both arms have one law, whichever
-    it is, the answers may be exchanged, and 2 g/(g + g′) has mean 1: no reference has to be exact.
+    A pair is two answers to the same prompt, one from each arm. Let g and g′ be the products of r/h
+    over the two answers. If both arms have the same law, the two answers may be exchanged, so that
+    2 g/(g + g′) has mean 1. This holds for every law, so the reference rows need not be exact.
 
     Parameters
     ----------
-    ours, controls : (pairs, M), ln g of each answer and alternative.
+    ours, controls : (pairs, M), ln g of each answer of the two arms, for each alternative.
     """
     steps = math.log(2) + ours - np.logaddexp(ours, controls)
     return log_mean(steps.cumsum(0))
