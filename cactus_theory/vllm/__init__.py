@@ -1,25 +1,25 @@
-r"""Serve with a policy of this package on vLLM.
+r"""Let vLLM accept drafted tokens by a policy of this package.
 
 ``register`` is the entry point ``cactus_theory`` of the group ``vllm.general_plugins``: vLLM calls
-it in every process, before engines are made. Unless ``CACTUS_POLICY`` is set it loads neither torch
-nor vLLM, and does nothing but look for misspelt settings::
+``register`` in every process, before an engine is made. Unless ``CACTUS_POLICY`` is set, the call
+loads neither torch nor vLLM, and only looks for misspelt settings::
 
     VLLM_USE_V2_MODEL_RUNNER=0 CACTUS_POLICY=band:price=2.0 vllm serve TARGET \
         --speculative-config '{"method": "draft_model", "model": "DRAFT",
         "num_speculative_tokens": 5, "draft_sample_method": "probabilistic"}'
 
-``VLLM_PLUGINS``, where it is set, must name ``cactus_theory``; a server that it leaves out is not
-changed.
+If ``VLLM_PLUGINS`` is set, this list must name ``cactus_theory``, or the server is not changed.
 """
 
 from cactus_theory.vllm import replace, settings
 
 
 def register() -> None:
-    """Let the policy of the environment decide drafts; nothing happens without one.
+    """Install the policy that ``CACTUS_POLICY`` names; without one, change nothing.
 
-    SystemExit, in one line, for a bad setting or an unknown version: vLLM logs what a plugin cannot
-    import and goes on, and shows other errors below a traceback.
+    A bad setting or an unknown version of vLLM ends the process with one line (SystemExit).
+    Otherwise vLLM would log an ImportError of a plugin and serve without the policy, and show any
+    other error below a traceback.
     """
     try:
         server_settings = settings.read()

@@ -1,22 +1,22 @@
-r"""Verify the drafts of a batch in the layout of vLLM's V1 runner; torch only.
+r"""Verify the drafts of a batch in the layout of vLLM's V1 runner; needs torch, but not vLLM.
 
-Rows come flat: the N drafted tokens of B requests one after another, ``target_logits`` (N, V)
-with temperature, top-k and top-p applied (−∞ where a token is excluded), ``draft_probs`` (N, V)
-as softmax of the draft's logits over T, without top-k and top-p, which is the law the drafts were
-drawn from, or None where the drafter is deterministic. What is emitted:
+Rows are flat: the N drafted tokens of B requests follow one another. ``target_logits`` (N, V) have
+temperature, top-k and top-p applied (−∞ for an excluded token). ``draft_probs`` (N, V) is the
+distribution that the drafts were drawn from, the softmax of the draft's logits over T without top-k
+and top-p, or None for a deterministic drafter. The emitted tokens are:
 
-* a request with drafts follows its policy from q = softmax(target_logits). A token with q = 0 is
-  never emitted, coin 0 included;
-* where all are accepted, the bonus token that the engine has drawn from the target follows;
-* a negative id ends a request's draft; the token there comes from q, whatever the policy. (A
-  placeholder tells nothing about q, so this is lossless; stock code draws from (q − p)₊.);
-* greedy requests (temperature 0) accept a drafted token iff it is the target's first largest
-  logit, as stock code does, whatever the policy; those of a policy that is charged in regret are a
-  part of their own, with soft rows (:meth:`FlatBatch.parts`);
-* requests without drafts get their bonus token.
+* for a request with drafts, the tokens that its policy emits for q = softmax(target_logits). A
+  token with q = 0 is never emitted, even if its coin (the uniform random number) is exactly 0;
+* if all drafted tokens were accepted, also the bonus token, which the engine has drawn from q;
+* at a negative id, which ends a request's draft, a token from q, whatever the policy. (A
+  placeholder depends on no token, so this is lossless; vLLM's function draws from (q − p)₊.);
+* for a greedy request (temperature 0), the drafted tokens up to the first that is not the target's
+  first largest logit, as in vLLM's function. Greedy requests whose policy is charged in regret are
+  verified separately, with rows at temperature 1 (:meth:`FlatBatch.parts`);
+* for a request without drafts, its bonus token.
 
-Where all requests have the same number of drafts, no row is copied and the one table that is
-written is softmax(target_logits), in memory that is kept.
+If all requests with drafts have the same number of drafts, no row is copied: the only new table is
+softmax(target_logits), written once and kept.
 """
 
 from collections.abc import Sequence
@@ -39,28 +39,30 @@ PLACEHOLDER = -1
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """A call of the runner's rejection sampler."""
+    """The arguments of one call of the runner's rejection sampler."""
 
     ids: Int[Tensor, "tokens"]
     counts: list[int]  # drafted tokens of each of B requests
     width: int  # most drafted tokens of one request
     draft_probs: Float[Tensor, "tokens vocab"] | None
     target_logits: Float[Tensor, "tokens vocab"]
-    bonus: Int[Tensor, "batch"]  # drawn from the target after the last draft
-    greedy: list[bool] | None  # whether the temperature is 0; None if it is for none
-    generators: dict[int, torch.Generator]  # of the requests with a seed of their own, by index
-    # Requests whose tokens were drawn from rows that were lost. Their drafts are not used: the next
-    # token comes from q. What was drafted has no part in that, so it is exact.
+    bonus: Int[Tensor, "batch"]  # drawn from the target after the last drafted token
+    greedy: list[bool] | None  # whether each request has temperature 0; None: no request has
+    generators: dict[int, torch.Generator]  # of requests with their own seed, by index
+    # Requests whose draft rows were lost. Their drafted tokens are ignored and the next token is
+    # drawn from q, which is lossless.
     unknown: frozenset[int] = frozenset()
-    # Greedy requests that a policy judges, by their rows at temperature 1, in the order of logits
-    # that rounding would make equal: the first argmax is the largest logit's.
+    # Whether the batch has greedy requests that a policy judges by their rows at temperature 1. The
+    # softmax then keeps the order of logits that rounding would make equal, so that the first
+    # argmax of a row is the largest logit.
     relaxed: bool = False
 
     def parts(self, relaxed: Sequence[bool]) -> list[tuple[list[int], "FlatBatch"]]:
-        """Return two batches with their requests: all others, and relaxed greedy ones.
+        """Split the batch into requests that are not relaxed and relaxed greedy requests.
 
-        A batch without requests is left out. Relaxed requests have no draft rows: vLLM drafts for
-        greedy requests by argmax, whatever rows it returns beside sampled ones.
+        Return (indices of the requests, their batch) for each of the two parts that has requests.
+        Relaxed requests get no draft rows: vLLM drafts for greedy requests by argmax, even where
+        it returns rows for them beside sampled requests.
         """
         found = []
         for kind in (False, True):
@@ -71,7 +73,7 @@ class FlatBatch:
         return found
 
     def _part(self, rows: Sequence[int]) -> "FlatBatch":
-        """Return the batch of these requests, in tables of its own."""
+        """Return a batch of some requests, with copies of their rows."""
         owners = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
         at = torch.isin(owners, torch.tensor(rows)).nonzero()[:, 0].to(self.ids.device)
         return replace(
@@ -92,7 +94,7 @@ class FlatBatch:
 
     @cached_property
     def drafted(self) -> list[int]:
-        """Return the requests with drafts, R of them."""
+        """Return the indices of the R requests with drafts."""
         return [row for row, count in enumerate(self.counts) if count]
 
     @cached_property
@@ -108,7 +110,7 @@ class FlatBatch:
 
     @cached_property
     def target_rows(self) -> Float[Tensor, "R K1 vocab"]:
-        """Return softmax of the target's logits; a request's row after its last is arbitrary."""
+        """Return the target rows q; the row after a request's last drafted token is arbitrary."""
         logits = self.target_logits
         tokens, vocab = logits.shape
         if self.ragged:
@@ -117,12 +119,13 @@ class FlatBatch:
         self._soften(logits, flat[:tokens])
         flat[tokens] = 0.0
         width = tokens // len(self.drafted)
-        # the row after a request's last is the next request's first; its draw is discarded
+        # the view gives each request one more row, which is the next request's first; the token
+        # drawn from that row is discarded
         return flat.as_strided((len(self.drafted), width + 1, vocab), (width * vocab, vocab, 1))
 
     @cached_property
     def draft_rows(self) -> Float[Tensor, "R K vocab"] | None:
-        """Return the rows that the drafts were drawn from."""
+        """Return the draft rows p that the drafted tokens were drawn from, None without rows."""
         probs = self.draft_probs
         if probs is None or not self.ragged:
             return None if probs is None else probs.view(len(self.drafted), -1, probs.shape[-1])
@@ -130,7 +133,7 @@ class FlatBatch:
 
     @cached_property
     def padded_ids(self) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
-        """Return drafted ids padded with −1, and how many there are, placeholders included."""
+        """Return the drafted ids padded with −1, and their numbers, placeholders included."""
         counts = [self.counts[row] for row in self.drafted]
         device = self.ids.device
         lengths = torch.tensor(counts, device=device)
@@ -144,7 +147,7 @@ class FlatBatch:
 
     @cached_property
     def draft(self) -> Draft:
-        """Return the draft for a verifier, without tokens of greedy and unknown requests."""
+        """Return the draft for a verifier; greedy and unknown requests have no tokens in it."""
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 
@@ -155,7 +158,7 @@ class FlatBatch:
             torch.softmax(logits, -1, out=out)
 
     def _padded(self, table: Tensor, extra_rows: int, soften: bool = False) -> Tensor:
-        """Return flat rows, or their softmax, request by request, with zeros after them."""
+        """Return flat rows, or their softmax, as one table a request, padded with zero rows."""
         shape = (len(self.drafted), max(self.counts) + extra_rows, table.shape[-1])
         rows = torch.empty(shape, dtype=torch.float32, device=table.device)
         for place, (row, start) in enumerate(zip(self.drafted, self.starts, strict=True)):
@@ -170,7 +173,7 @@ class FlatBatch:
 
     @property
     def has_nan(self) -> bool:
-        """Return whether some row is not numbers (a softmax is NaN everywhere or nowhere)."""
+        """Return whether some row is NaN (a softmax is NaN everywhere or nowhere)."""
         tables = (self.target_rows, self.draft_rows) if self.drafted else ()
         return any(rows is not None and bool(rows[..., 0].isnan().any()) for rows in tables)
 
@@ -182,11 +185,18 @@ def verify_flat(
     coins: Coins | None = None,
     assigned: Assignment | None = None,
 ) -> tuple[Int[Tensor, "batch width1"], Verdict | None]:
-    """Return (B, width + 1) int32 padded with −1, and the verdict (None: nothing was verified).
+    """Return the emitted tokens, (B, width + 1) int32 padded with −1, and the verdict.
 
-    ``policies`` has one policy for all requests or one for each; ``assigned``, of the requests
-    with drafts, replaces them token by token, and ``coins`` ((R, K), (R,)) in [0, 1), R the
-    requests with drafts, the generators. Values are not validated.
+    The verdict is None if no request had drafts. Values are not validated.
+
+    Parameters
+    ----------
+    verifier : the verifier, ``chain`` or ``block``.
+    policies : one policy for all requests, or one for each request.
+    batch : the arguments of the runner's call.
+    coins : ((R, K), (R,)) numbers in [0, 1) for the R requests with drafts; None: drawn from the
+        generators.
+    assigned : the policy of each drafted token, which replaces ``policies``.
     """
     output = batch.ids.new_full((len(batch.counts), batch.width + 1), PLACEHOLDER).int()
     output[:, 0] = batch.bonus
@@ -207,10 +217,10 @@ def verify_flat(
 
 
 def toss(batch: FlatBatch) -> Coins:
-    """Return coins (R, K) and (R,), uniform on [0, 1), float64.
+    """Draw the coins (R, K) and (R,): random numbers, uniform on [0, 1), float64.
 
-    A request with a generator of its own takes from it one number more than it has drafts: what it
-    emits depends on no other request.
+    A request with its own generator takes one number for each drafted token and one more, so that
+    its tokens do not depend on the other requests of the batch.
     """
     width = max(batch.counts)
     device = batch.target_logits.device
@@ -239,7 +249,7 @@ def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tenso
 
 
 def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tensor, "R K1"]:
-    """Return the emitted tokens, with the engine's own after drafts accepted as a whole."""
+    """Return the emitted tokens, with the engine's bonus token after fully accepted drafts."""
     bonus = batch.bonus[torch.tensor(batch.drafted, device=lengths.device)].long()
     last = torch.where(verdict.num_accepted == lengths, bonus, verdict.last)
     return replace(verdict, last=last).output_token_ids
@@ -248,7 +258,7 @@ def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tens
 def _with_greedy(
     batch: FlatBatch, rows: Int[Tensor, "R K1"], ids: Int[Tensor, "R K"]
 ) -> Int[Tensor, "R K1"]:
-    """Return the emitted tokens, with greedy requests decided by the target's largest logits."""
+    """Return the emitted tokens, with those of greedy requests replaced by largest logits."""
     assert batch.greedy is not None
     places = [place for place, row in enumerate(batch.drafted) if batch.greedy[row]]
     if not places:

@@ -1,8 +1,8 @@
-"""Put the hook of model runner V1 in place, and look at what a server is to be.
+"""Install the hook in vLLM's model runner V1, and check the server's configuration.
 
-What is replaced are functions that vLLM does not promise to keep. So nothing goes by version
-numbers alone: before anything is replaced, names of parameters and fields are compared with those
-that are relied on, and a mismatch stops the start-up with one line.
+The replaced functions are internal to vLLM and may change with any version. So a version number is
+not enough: before a function is replaced, the names of its parameters and of the fields that the
+hook uses are compared with the expected names. A difference stops the start-up with one line.
 """
 
 import atexit
@@ -27,26 +27,32 @@ from cactus_theory.vllm.replace import (
 )
 from cactus_theory.vllm.settings import Settings
 
-# of the function that is replaced: the hook takes them by the same names, and passes others on
+# expected parameters of vLLM's ``rejection_sample``: the hook names the same parameters, and passes
+# further arguments on
 PARAMETERS = tuple(signature(Hook.rejection_sample).parameters)[1:-2]
 SAMPLE = ("self", "logits", "spec_decode_metadata")
 UPDATE = ("self", "scheduler_output")
 FREE = ("self", "request")
-ENDS = "cactus_ends"  # our own attribute of a scheduler and of what it tells a runner
-PARTIAL = "discard_request_mask"  # of a runner: requests whose prompts go on after this step
+ENDS = "cactus_ends"  # attribute that we add to a scheduler and to its output for a runner
+PARTIAL = "discard_request_mask"  # runner's mask of requests whose prompt is not yet complete
 METADATA = ("temperature", "all_greedy", "all_random", "generators")
-LAWFUL = "standard"  # the one ``rejection_sample_method`` that leaves the decision to the hook
-RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # 0: model runner V1; without it vLLM chooses
-SHARED = "PROMETHEUS_MULTIPROC_DIR"  # where processes of a server share counters
+LAWFUL = "standard"  # the only ``rejection_sample_method`` that calls the replaced function
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"  # 0: model runner V1; unset: vLLM chooses
+SHARED = "PROMETHEUS_MULTIPROC_DIR"  # folder through which a server's processes share counters
 
 
 def install(settings: Settings) -> Hook:
     """Replace and wrap vLLM's functions; a second call changes nothing.
 
-    UnknownVersion if names differ from those that are relied on. Replaced is ``rejection_sample``;
-    ``GPUModelRunner._sample`` and ``_update_states`` tell the hook which requests it serves and
-    which have ended, with readings ``Scheduler._free_request`` and ``schedule`` why and at what
-    length; ``SamplingParams.verify`` and ``EngineArgs.create_engine_config`` refuse.
+    Raises UnknownVersion if names in vLLM differ from the expected names. The functions are:
+
+    * ``rejection_sample``, replaced by the hook;
+    * ``GPUModelRunner._sample`` and ``_update_states``, wrapped to pass the hook the running and
+      the ended requests;
+    * with readings, ``Scheduler._free_request`` and ``schedule``, wrapped to record why a request
+      ended and at which length;
+    * ``SamplingParams.verify`` and ``EngineArgs.create_engine_config``, wrapped to reject requests
+      and configurations that are not allowed.
     """
     import vllm.v1.worker.gpu_model_runner as worker  # pyright: ignore[reportMissingImports]
     from vllm.logger import init_logger  # pyright: ignore[reportMissingImports]
@@ -67,9 +73,10 @@ def install(settings: Settings) -> Hook:
 
 
 def check_names(module: Any, worker: Any) -> None:
-    """Raise UnknownVersion unless every name that is relied on is there.
+    """Raise UnknownVersion unless vLLM has every name that the hook uses.
 
-    And unless the sampler looks the function up in its module, by name.
+    Also raise it unless the sampler looks ``rejection_sample`` up in its module by name: otherwise
+    the replacement would never be called.
     """
     from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
@@ -97,7 +104,10 @@ def check_names(module: Any, worker: Any) -> None:
 
 
 def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> None:
-    """Tell the hook which runner samples and what has ended; stop an engine that passes it by."""
+    """Pass the hook the sampling runner and the ended requests.
+
+    An engine that verifies drafts without calling the hook is stopped.
+    """
 
     @wrapped(runner_class, "_sample")
     def sample(original: Any, runner: Any, logits: Any, spec_decode_metadata: Any) -> Any:
@@ -124,7 +134,7 @@ def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> N
 
 
 def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
-    """Start counting: in the first of the processes that share a model, once it samples."""
+    """Start the counters, at the first step; only tensor-parallel rank 0 counts."""
     import vllm.distributed as distributed  # pyright: ignore[reportMissingImports]
     import vllm.envs as envs  # pyright: ignore[reportMissingImports]
 
@@ -136,14 +146,14 @@ def _begin(hook: Hook, config: Any, log: Callable[[str], None]) -> None:
         atexit.register(hook.reporter.finish)
         if hook.settings.readings:
             hook.write = reporter_of(hook.settings.readings, log, hook.warn)
-            # the ends of the last requests are told with the next step, if there is one
+            # vLLM reports an end with the next step; the last requests may have no next step
             atexit.register(lambda: hook.end(list(hook.requests), hook.last_ends))
 
 
 def _wrap_scheduler(hook: Hook) -> None:
-    """Let what the scheduler tells the runner say why requests have ended, and at which length.
+    """Add to the scheduler's output why requests have ended, and at which length.
 
-    UnknownVersion if names differ from those that are relied on.
+    Raises UnknownVersion if names in vLLM differ from the expected names.
     """
     from vllm.v1.core.sched.scheduler import Scheduler  # pyright: ignore[reportMissingImports]
     from vllm.v1.request import Request  # pyright: ignore[reportMissingImports]
@@ -168,9 +178,9 @@ def _wrap_scheduler(hook: Hook) -> None:
 def _wrap_front(
     settings: Settings, warn: Callable[[str], None], log: Callable[[str], None]
 ) -> None:
-    """Refuse a request that is not admitted when it is submitted, and a server before it starts.
+    """Check each request when it is submitted, and the server's configuration before it starts.
 
-    What was asked for is said once.
+    The settings are logged once.
     """
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]
     from vllm.exceptions import VLLMValidationError  # pyright: ignore[reportMissingImports]
@@ -197,9 +207,9 @@ def _wrap_front(
 
 
 def check_config(config: Any, warn: Callable[[str], None]) -> None:
-    """Stop the start-up with one line where the hook would be bypassed or contradicted.
+    """Stop the start-up with one line if the configuration bypasses or contradicts the hook.
 
-    A server without drafts is let through with a warning: it emits the target's own law.
+    A server without drafts may start, with a warning: its tokens have the target distribution.
     """
     if config.use_v2_model_runner:
         stop(
@@ -222,7 +232,7 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
 
 
 def _temperature_arrives() -> bool:
-    """Return whether a request's temperature reaches its rows, which is tried on a CPU only."""
+    """Return whether a request's temperature is applied to its rows; tested on a CPU only."""
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
 
@@ -231,7 +241,7 @@ def _temperature_arrives() -> bool:
     heat, ends = torch.tensor([0.7, 1.0, 2.5]), torch.tensor([2, 3, 5], dtype=torch.int32)
     try:
         expanded = module.expand_batch_to_tokens(heat, ends, 5)
-    except Exception:  # its kernels are put in place when a worker starts; not here yet
+    except Exception:  # vLLM installs the CPU kernels when a worker starts, so not yet here
         current_platform.register_triton_kernel_overrides()
         expanded = module.expand_batch_to_tokens(heat, ends, 5)
     return bool(torch.equal(expanded, heat.repeat_interleave(torch.tensor([2, 1, 2]))))
@@ -240,7 +250,7 @@ def _temperature_arrives() -> bool:
 def show_info(
     settings: Settings, config: Any, log: Callable[[str], None], warn: Callable[[str], None]
 ) -> None:
-    """Set the gauge ``cactus:info``, log its labels and paths, warn of counters nobody sees."""
+    """Set the gauge ``cactus:info``, log the settings, and warn if /metrics will lack counters."""
     import prometheus_client as client  # pyright: ignore[reportMissingImports]
     import vllm.envs as envs  # pyright: ignore[reportMissingImports]
 

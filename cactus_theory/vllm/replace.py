@@ -1,4 +1,7 @@
-"""Replace functions of vLLM once their names and parameters are compared, or say why not."""
+"""Replace functions of vLLM after checking their names and parameters.
+
+Used by :mod:`cactus_theory.vllm.install`; a difference is reported in one line.
+"""
 
 import functools
 import inspect
@@ -6,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-# run in an engine, on a CPU
+# version whose engine was run with this package, on a CPU; error messages recommend it
 TESTED = "0.32.0"
 
 
 class UnknownVersion(RuntimeError):
-    """A version of vLLM that this package was not written against."""
+    """A version of vLLM whose functions differ from those that this package replaces."""
 
 
 def vllm_version() -> str:
-    """Return the version of vLLM, ``not installed`` if there is none."""
+    """Return the installed version of vLLM, or ``not installed``."""
     try:
         import vllm  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
@@ -24,12 +27,12 @@ def vllm_version() -> str:
 
 
 def served_name(config: Any) -> str:
-    """Return the name that vLLM serves a model by, its label ``model_name``."""
+    """Return the name under which vLLM serves a model, the label ``model_name``."""
     return str(config.model_config.served_model_name)
 
 
 def unknown_version(difference: str) -> UnknownVersion:
-    """Return the one-line refusal."""
+    """Return an error of one line that names the difference and the tested version."""
     return UnknownVersion(
         f"vllm {vllm_version()}: {difference}; cactus-theory was tested with vllm {TESTED}. "
         f"Try: pip install 'cactus-theory[vllm]' vllm=={TESTED}; or unset CACTUS_POLICY"
@@ -57,12 +60,15 @@ def _name(thing: Any) -> str:
 
 
 def stop(line: str) -> None:
-    """End the process with one line; other errors of a plugin are logged or end in a traceback."""
+    """End the process with one line; vLLM logs or shows with a traceback other plugin errors."""
     raise SystemExit(f"cactus-theory: {line}")
 
 
 def wrapped(thing: Any, name: str) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate what replaces a function of a module or class: it gets the original first."""
+    """Return a decorator that replaces a function of a module or class.
+
+    The decorated function gets the original function as its first argument.
+    """
     original = getattr(thing, name)
 
     def put(function: Callable[..., Any]) -> Any:

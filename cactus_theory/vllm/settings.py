@@ -1,15 +1,17 @@
-"""Settings of a server from its environment, and what a request may ask of them.
+"""Read a server's settings from its environment, and check what a request may change.
 
-SERVING.md has a table of the variables. A setting that nobody would read stops the start: another
-name that begins with ``CACTUS_``, one of these without a policy. Names of the project's tests
-(``CACTUS_THEORY_…``) and those that Kubernetes makes of a service named cactus are left alone.
+SERVING.md has a table of the variables. The server does not start with a ``CACTUS_`` variable that
+would have no effect: a misspelt name, or any setting without ``CACTUS_POLICY``. Two kinds of names
+are ignored: ``CACTUS_THEORY_…`` of this project's tests, and the names that Kubernetes makes for a
+service called cactus.
 
-Requests come from strangers. In ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``) one picks
-a policy by a name that the server offers, ``{"cactus": "gentle"}``, or ``speculative``, which is
-lossless, and may lower the cap of its answer, ``{"cactus_cap": 0.01}``. No text of it is parsed or
-looked up beyond those names, and refusals repeat a short part of it in one line.
+Requests are not trusted. In ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``) a request may
+pick a policy by a name that the server offers, as ``{"cactus": "gentle"}``, or the lossless
+``speculative``; and a request may lower the cap of its answer, as ``{"cactus_cap": 0.01}``. Names
+are only compared with the names on offer: no text of a request is parsed as a spec or opened as a
+file. Error messages repeat a short part of the text, in one line.
 
-Nothing here imports torch before a policy is asked for.
+This module imports torch only once a policy is set.
 """
 
 import os
@@ -28,7 +30,7 @@ METER, CAP, READINGS = "CACTUS_METER", "CACTUS_CAP", "CACTUS_READINGS"
 NAMES = (POLICY, POLICIES, VERIFIER, METER, CAP, READINGS)
 OF_OTHERS = re.compile(r"CACTUS_(THEORY_.*|(\w+_)?(SERVICE_HOST|SERVICE_PORT|PORT)(_\w+)?)")
 KEYS = ARGUMENT, CAP_ARGUMENT = "cactus", "cactus_cap"  # of ``extra_args``
-SPECULATIVE = "speculative"  # what every request may ask for
+SPECULATIVE = "speculative"  # the lossless policy, which every request may pick
 OFFERED = re.compile(r"\s*([A-Za-z0-9_.-]{1,40})\s*=\s*(\S.*?)\s*", flags=re.S)
 LOG = "log"
 MOST_CAP = 1e6  # largest cap of a request, in nats a token
@@ -40,30 +42,33 @@ SHOWN = 60  # characters of a request's value that a refusal repeats
 
 
 class Grant(NamedTuple):
-    """The policy and the cap that a request was granted."""
+    """The policy and the cap with which a request is served."""
 
     policy: "Policy"
-    cap: float | None = None  # nats a token of its answer, in the policy's unit
+    cap: float | None = None  # nats per token of the answer, in the policy's unit
 
 
 @dataclass(frozen=True)
 class Settings:
     """The settings of a server."""
 
-    policy: "Policy"  # of every request that names none
-    policies: Mapping[str, "Policy"]  # what a request may name
+    policy: "Policy"  # of every request that names no policy
+    policies: Mapping[str, "Policy"]  # the policies that a request may name, by name
     verifier: "Verifier"
-    meter: int = MEASURED  # one verified row in so many is measured; 0: none
-    cap: float | None = None  # nats a token of an answer; inf: only where a request sets one
-    readings: str = ""  # ``log`` or a file for the numbers of single requests
+    meter: int = MEASURED  # one verified row in ``meter`` is measured; 0: no row
+    cap: float | None = None  # nats per token of an answer; inf: only requests set caps
+    readings: str = ""  # ``log``, or a file, for the numbers of single requests
 
     @property
     def lossless(self) -> "Policy":
-        """Return the policy that is lossless."""
+        """Return the lossless policy."""
         return self.policies[SPECULATIVE]
 
     def grant(self, sampling_params: Any) -> Grant:
-        """Return the grant of a request; ValueError, in one line, for a request that is refused."""
+        """Return the policy and the cap of a request.
+
+        Raises ValueError, in one line, for a request that the server does not allow.
+        """
         extra = getattr(sampling_params, "extra_args", None)
         asked = {} if extra is None else extra
         if not isinstance(asked, Mapping):
@@ -91,10 +96,11 @@ class Settings:
         return Grant(self.policies[name], cap)
 
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
-        """Return the grant of a request in a step; one that was not refused before is lossless.
+        """Return the policy and the cap of a request in a running step, never an error.
 
-        So is a request above temperature 0 where its policy is charged in regret. Policies are told
-        apart by warnings, one for each.
+        A request that is not allowed, but was not stopped when it was submitted, is served with the
+        lossless policy. So is a request above temperature 0 whose policy is charged in regret.
+        ``warn`` gets the reason.
         """
         from cactus_theory.divergences.regret import REGRET
 
@@ -115,7 +121,10 @@ class Settings:
         return Grant(policy, cap)
 
     def _cap_of(self, value: Any) -> float | None:
-        """Return a request's cap in nats a token, None for none; ValueError above the server's."""
+        """Return a request's cap in nats per token, or None for no cap.
+
+        Raises ValueError for a cap above the server's cap.
+        """
         if value is None:
             return None if self.cap == float("inf") else self.cap
         if self.cap is None:
@@ -129,7 +138,7 @@ class Settings:
 
 
 def shown(value: Any) -> str:
-    """Return a request's value in as many characters as a refusal repeats."""
+    """Return a request's value, shortened for an error message."""
     if isinstance(value, str):
         return repr(value) if len(value) <= SHOWN else f"{value[:SHOWN]!r}…"
     if isinstance(value, float) or (isinstance(value, int) and value.bit_length() <= SHOWN):
@@ -138,9 +147,9 @@ def shown(value: Any) -> str:
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
-    """Return the settings of the environment, None if it names no policy and nothing else.
+    """Return the settings of the environment, or None if no ``CACTUS_`` variable is set.
 
-    ValueError, in one line: the variable, what it must be (every valid name), and its value.
+    Raises ValueError, in one line that names the variable, its valid values and its value.
     """
     for name in environ:
         begins = name.upper().startswith("CACTUS_")
@@ -165,7 +174,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     cap = number(CAP, text[CAP], 0) if text[CAP] else None
 
     def checked(spec: str) -> "Policy":
-        rule = read_policy(spec).at_ends(())  # no tokenizer is known here
+        rule = read_policy(spec).at_ends(())  # no tokenizer is loaded here, so no end ids
         named(VERIFIER, verifier.check, rule)
         if cap is not None:
             named(CAP, Ledger, rule, min(cap, 1.0))
@@ -182,7 +191,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
 
 
 def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:
-    """Return the policies of a list, by name: ``gentle=band:price=4; fast=band:price=1``."""
+    """Parse named policies such as ``gentle=band:price=4; fast=band:price=1``, by name."""
     policies = {SPECULATIVE: checked(SPECULATIVE)}
     for part in filter(str.strip, text.split(";")):
         line = OFFERED.fullmatch(part)
@@ -214,7 +223,7 @@ def _readings(text: str) -> str:
 
 
 def named(name: str, function: Any, *arguments: Any) -> Any:
-    """Call a function, and name the setting in what it raises for it, in one short line."""
+    """Call a function; re-raise its error as a ValueError of one line that names the setting."""
     try:
         return function(*arguments)
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
