@@ -1,16 +1,16 @@
-"""The record of a request: its policy, its account, its own readings.
+"""Keep the record of each request: its policy, the nats charged under its cap, its readings.
 
-From its first step with drafts to its end, through preemption: tokens that are computed again are
-not emitted again, and cost nothing. Tokens of an account are those of rounds and of steps without
-a draft, the prompt's own among them, so that the cap of
-:class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer.
+A record lasts from the request's first step to its end. It survives preemption: tokens that are
+then computed again are not emitted again and are not charged again. The account credits the tokens
+of rounds and of steps without a draft, also the token that the prompt's step emits, so that the cap
+of :class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer.
 
-With ``CACTUS_READINGS`` every request leaves one line of JSON as it ends, which ``promise
---readings`` reads; SERVING.md has its fields.
+With ``CACTUS_READINGS`` every request writes one line of JSON when it ends, which ``promise
+--readings`` reads; SERVING.md lists the fields.
 
-The engine may end a text inside a round: tokens of that round that come after the end are in the
-numbers of drafts and steps, as in the counters, and not in the answer: at most K of them, with
-asynchronous scheduling, which has the next round under way by then, at most 2K + 1.
+The engine may end a text inside a round. The counts of drafts and steps then include the tokens of
+the round after the end, as the counters do, but the answer does not. At most K tokens are in
+excess, or 2K + 1 with asynchronous scheduling, where the next round has already begun.
 """
 
 import json
@@ -32,16 +32,16 @@ from cactus_theory.divergences.regret import REGRET
 from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import LOG, Grant, Settings
 
-End = tuple[str | None, int | None]  # why an answer has ended and its tokens; None: not told
+End = tuple[str | None, int | None]  # why an answer ended, its number of tokens; None: unknown
 LONGEST_NAME = 200  # most characters of a request's id, which a client may choose
-QUIET_S = 60.0  # seconds between two warnings of readings that were not written
+QUIET_S = 60.0  # seconds between two warnings about readings that could not be written
 
 
 class Request:
-    """A request: its admission, its grant, the nats it has spent and the tokens it has got.
+    """The state of one request: its policy and cap, the nats spent and the tokens emitted.
 
-    ``followed`` is its policy, under a cap a ledger of it with its books. The meter measures every
-    row, where readings are asked for.
+    ``followed`` is the policy or, under a cap, the :class:`Ledger` of the policy with its account.
+    With readings, ``meter`` measures every row of the request.
     """
 
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
@@ -50,18 +50,18 @@ class Request:
         self.followed = Rule(policy, ())
         self.meter = Meter(self.policy.unit) if settings.readings else None
         self.drafted = self.accepted = self.emitted = 0
-        self.undrafted = 0  # steps, of a token each
+        self.undrafted = 0  # steps without a draft, each of which emits one token
         self.greedy = getattr(params, "temperature", None) == 0
 
     @property
     def strict(self) -> bool:
-        """Return whether vLLM decides: the request is greedy, and its policy not for that."""
+        """Return whether vLLM decides the drafts: a greedy request without a regret policy."""
         return self.greedy and self.policy.unit != REGRET
 
     def book(self, nodes: Sequence[Node], emitted: int) -> Meter:
-        """Enter the charges of the nodes of a round that a policy decided, of ``emitted`` tokens.
+        """Charge the account for the nodes of a round, and credit its ``emitted`` tokens.
 
-        Return what was measured of them.
+        Return a meter with the measurements of the nodes, empty without readings.
         """
         measured = Meter(self.policy.unit)
         if not nodes:
@@ -70,11 +70,11 @@ class Request:
         self.followed.advance([0] * emitted)
         if self.meter is not None:
             measured.add(nodes)
-            self.meter.take(measured)  # rows of a step are not kept
+            self.meter.take(measured)  # sums only: the rows of a step are freed after the step
         return measured
 
     def step(self, drafted: int, accepted: int) -> None:
-        """Count a step: a round, or a token without a draft, which an account is credited with."""
+        """Count a step: a round, or one token without a draft, which is credited to the account."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self.emitted += accepted + 1
         if not drafted:
@@ -82,13 +82,13 @@ class Request:
             self.followed.advance([0])
 
     def reading(self, name: str, end: End, model: str) -> dict[str, Any]:
-        """Return the request's own numbers."""
+        """Return the numbers of the request as the fields of a line of JSON."""
         assert self.meter is not None
         reason, length = end
         limit = getattr(self.params, "max_tokens", None) or self.emitted
         length = min(self.emitted, limit) if length is None else length
         spent = self.meter.sums()[1]
-        if self.cap is not None:  # both bound what the answer itself was charged
+        if self.cap is not None:  # the sum may include tokens after the end; each is a bound
             spent = min(spent, self.cap * length)
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -111,7 +111,7 @@ class Request:
 def reporter_of(
     where: str, log: Callable[[str], None], warn: Callable[[str], None]
 ) -> Callable[[dict[str, Any]], None]:
-    """Return the writer of readings as lines of JSON: to the log, or to the end of a file."""
+    """Return a function that writes readings as lines of JSON, to the log or the end of a file."""
     import fcntl
 
     lost, warned = 0, -math.inf
@@ -123,8 +123,8 @@ def reporter_of(
             return log(f"Cactus reading: {line}")
         try:
             with Path(where).open("ab", buffering=0) as file:
-                with suppress(OSError):  # some file systems know no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)  # from other engines
+                with suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # other engines may write to the same file
                 append(file, f"{line}\n".encode())
         except OSError as error:  # a full disk must not end the engine
             lost += 1
@@ -136,12 +136,12 @@ def reporter_of(
 
 
 def append(file: Any, content: bytes) -> None:
-    """Write at the end of an unbuffered file: all of it, or nothing and OSError."""
+    """Append to an unbuffered file: either the whole content, or nothing and an OSError."""
     size = os.fstat(file.fileno()).st_size
     try:
         if file.write(content) < len(content):
             raise OSError("no space is left")
     except OSError:
-        with suppress(OSError):  # a pipe keeps what it has got
+        with suppress(OSError):  # a pipe cannot be truncated
             file.truncate(size)
         raise

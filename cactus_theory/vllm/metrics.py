@@ -1,19 +1,19 @@
-"""Count what policies do inside an engine, and measure what it costs.
+"""Count tokens by policy inside an engine, measure the nats spent, and report to Prometheus.
 
-SERVING.md says what each counter means. Labels are ``policy``, the spec of the policy of a request,
-one of the server's, and vLLM's own ``model_name`` and ``engine``. The sum of divergences is
-D(out‖q) of the measured rows times rows per measured row: an unbiased estimate of the sum over all
-verified rows, exact for ``CACTUS_METER=1``. Its label ``divergence`` is the policy's unit: ``kl``,
-or ``regret`` for a policy of temperature 0. Greedy requests of other policies are not counted: no
-policy decides there. An engine that stops inside a round (an end of text, a length) emits fewer
-tokens than counted: at most K fewer an answer, with asynchronous scheduling 2K + 1.
+SERVING.md explains each counter. The labels are ``policy`` (the spec of the request's policy) and
+vLLM's ``model_name`` and ``engine``. The sum of divergences is D(out‖q) of the measured rows times
+the number of rows per measured row: an unbiased estimate of the sum over all verified rows, exact
+for ``CACTUS_METER=1``. The label ``divergence`` is the policy's unit: ``kl``, or ``regret`` for a
+policy of temperature 0. Greedy requests with other policies are not counted, as no policy decides
+their drafts. If an engine stops inside a round (an end of text, a length), an answer has up to K
+fewer tokens than are counted, up to 2K + 1 with asynchronous scheduling.
 
-The counters are in the registry of the process that samples; vLLM shows those of other processes
-than the one that answers only with ``PROMETHEUS_MULTIPROC_DIR``. Counts are sent at every step;
-those by position and what the meter reads, about once a second and when the last request has ended,
-which the engine tells by an empty step (an ``LLM`` in one process takes none: there the next step,
-or the end of the process, tells). The log line comes from the sampling process, at vLLM's interval
-(``VLLM_LOG_STATS_INTERVAL``), when a step is taken.
+The counters are in the registry of the sampling process. If another process answers /metrics, vLLM
+shows the counters only with ``PROMETHEUS_MULTIPROC_DIR``. Token counts are sent at every step.
+Counts by position and the meter's sums are sent about once a second and when the last request has
+ended. The engine reports this end by an empty step; an ``LLM`` in one process takes no empty step,
+so there the numbers are sent with the next step or when the process ends. The sampling process
+writes the log line at vLLM's interval (``VLLM_LOG_STATS_INTERVAL``), when a step is taken.
 """
 
 import math
@@ -28,10 +28,11 @@ from cactus_theory.verify.draft import Draft, Verdict
 from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import Settings
 
-# bounds of a histogram, nats of an answer: price 2 spends about 0.02 a token on the shipped pair
+# bounds of the histogram of nats per answer; price 2 spends about 0.02 nats per token on the
+# shipped pair of models
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TOKENS = ("drafted_tokens", "accepted_tokens", "emitted_tokens", "undrafted_tokens")
-DIVERGENCE = "emitted_divergence_nats"  # with its unit as a label
+DIVERGENCE = "emitted_divergence_nats"  # has the unit as a label
 WORDS = {
     "verified_rows": "Target rows whose emitted law was the policy's",
     "drafted_tokens": "Drafted tokens that the policy judged",
@@ -41,7 +42,7 @@ WORDS = {
     "measured_rows": "Verified rows that the meter measured",
     DIVERGENCE: "Divergence of the emitted law from the target, summed over rows",
 }
-# sums that may fall, of the laws of all verified rows (cactus_theory.emitted.directions)
+# gauges, as these sums over the verified rows may fall (cactus_theory.emitted.directions)
 SIGNED = {
     "emitted_surprise_nats": "Nats by which emitted tokens are less likely than the target's own",
     "emitted_agreement": "By how many tokens more a target that is asked again would say the same",
@@ -53,10 +54,10 @@ PER_POSITION = {
 
 
 class Counts:
-    """Counts of one policy in one process.
+    """The counts of one policy in one process.
 
-    ``positions`` has (drafted, accepted) for each place of a draft, ``answers`` what answers that
-    have ended were charged, until it is sent on, both in the policy's unit.
+    ``positions`` has (drafted, accepted) for each position in the draft. ``answers`` has the
+    charges, in the policy's unit, of ended answers that are not yet sent.
     """
 
     def __init__(self, unit: Divergence) -> None:
@@ -67,28 +68,28 @@ class Counts:
 
 
 class Tally:
-    """Counters of one process, by label of policy."""
+    """The counts of one process, by the spec of the policy."""
 
     def __init__(self, settings: Settings, seed: int = 0) -> None:
         self.settings = settings
         self.counts: dict[str, Counts] = {}
-        self.chance = random.Random(seed)  # which rows are measured; no token depends on it
+        self.chance = random.Random(seed)  # picks the measured rows; no token depends on it
         self.skip = self._gap()
 
     def of(self, policy: Policy) -> Counts:
-        """Return the counts of a policy."""
+        """Return the counts of a policy, at 0 for a new policy."""
         if (label := policy.spec) not in self.counts:
             self.counts[label] = Counts(policy.unit)
         return self.counts[label]
 
     def add(self, draft: Draft, verdict: Verdict, admitted: Sequence[Policy]) -> None:
-        """Count a call, and hand nodes that are chosen to the meter.
+        """Count a call of the verifier, and measure the nodes that chance has picked.
 
-        ``admitted`` has for each row of the call the policy of its request, which under a cap is
-        not the one that judged every token.
+        ``admitted`` has the policy of the request for each row of the call. Under a cap some of the
+        request's tokens are judged at a higher price or without loss, but are counted here, too.
         """
         accepted = verdict.num_accepted.tolist()
-        by_policy = dict[int, Counts]()  # a spec takes a while to make
+        by_policy = dict[int, Counts]()  # looked up by id, as making a spec for each row is slow
         rows = zip(admitted, draft.lengths, accepted, strict=True)
         for row, (policy, drafted, kept) in enumerate(rows):
             if not drafted:
@@ -106,7 +107,7 @@ class Tally:
             for place in range(drafted):
                 there, before = positions[place]
                 positions[place] = there + 1, before + (place < kept)
-            if self.settings.readings:  # requests have meters of their own
+            if self.settings.readings:  # each request has a meter, whose sums ``take`` adds
                 continue
             if self.skip < charged and self.settings.meter:
                 self._measure(counts.meter, verdict.nodes(row)[:charged])
@@ -119,11 +120,11 @@ class Tally:
         tokens["undrafted_tokens"] += 1
 
     def take(self, admitted: Policy, measured: Meter) -> None:
-        """Enter rows of a request that were measured."""
+        """Add the measurements of a request's rows to the counts of its policy."""
         self.of(admitted).meter.take(measured)
 
     def totals(self, label: str) -> dict[str, float]:
-        """Return every count of a policy, with what its meter has read: rows wait for this."""
+        """Return all counts of a policy and the meter's sums, after measuring waiting rows."""
         counts = self.counts[label]
         rows, nats = counts.meter.sums()
         read = {"measured_rows": rows, DIVERGENCE: nats * self.settings.meter}
@@ -141,23 +142,23 @@ class Tally:
         )
 
     def _measure(self, meter: Meter, nodes: Sequence[Node]) -> None:
-        """Give the meter those of a request's nodes that chance has picked."""
+        """Measure the nodes of a request that chance has picked."""
         while self.skip < len(nodes):
             meter.add([nodes[self.skip]])
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:
-        """Return the number of rows to skip: each is measured with probability 1/meter."""
+        """Draw how many rows to skip, so that each row is measured with probability 1/meter."""
         if self.settings.meter <= 1:
-            return 0  # all of them, or the meter is off
+            return 0  # 1: every row is measured; 0: the meter is off, and no one reads the gap
         return int(math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter))
 
 
 class Reporter:
-    """Sends a tally to Prometheus at every step, readings of the meter once a second or so.
+    """Send a tally to Prometheus: counts at every step, the meter's sums every ``send`` seconds.
 
-    A line goes to the log at an interval, in seconds. ``model`` and ``engine`` are vLLM's labels:
-    the name that is served, the data-parallel rank.
+    Every ``interval`` seconds one line is written to the log. ``model`` (the served name) and
+    ``engine`` (the data-parallel rank) are vLLM's labels.
     """
 
     def __init__(
@@ -187,7 +188,7 @@ class Reporter:
         )
 
     def step(self) -> None:
-        """Report what is due."""
+        """Send the counts and, when their time has come, the meter's sums and the log line."""
         now = time.monotonic()
         read = now - self.last_sent >= self.send_interval
         self.send(read)
@@ -196,13 +197,13 @@ class Reporter:
             self.log(f"Cactus metrics: {self.tally.line()}")
 
     def finish(self) -> None:
-        """Report all that is left."""
+        """Send all numbers and write the last log line, at the end of the process."""
         self.send()
         if self.tally.counts:
             self.log(f"Cactus metrics: {self.tally.line()}")
 
     def send(self, read: bool = True) -> None:
-        """Raise the counters to the tally's totals, only if ``read`` all of them."""
+        """Raise the counters to the tally's totals; without ``read`` only the token counts."""
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
             unit = {"divergence": counts.meter.divergence.spec}

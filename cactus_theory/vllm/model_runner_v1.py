@@ -1,21 +1,26 @@
-"""The hook of vLLM's V1 model runner: sampled and deterministic drafts, chain and block.
+"""The hook of vLLM's V1 model runner: verify sampled and deterministic drafts by a policy.
 
-:mod:`cactus_theory.vllm.install` puts it where ``RejectionSampler.forward`` looks up
-``rejection_sample`` among its module's names: ours for batches with a sampled request, or a greedy
-one whose policy is charged in regret; the original for others, and for what is not numbers.
+:mod:`cactus_theory.vllm.install` puts the hook in the place of ``rejection_sample``, which
+``RejectionSampler.forward`` looks up in its module. The hook verifies batches with a sampled
+request, or with a greedy request whose policy is charged in regret. It leaves other batches, and
+NaN logits, to the original function.
 
-A :class:`~cactus_theory.vllm.accounts.Request` is kept by its id, not by its place in a batch, from
-its first step with drafts to its end. If its policy raises in a step all the same, drafts of that
-step are judged without loss, and a warning says so.
+Each request's record (:class:`~cactus_theory.vllm.accounts.Request`) is kept by the request's id,
+not by its place in a batch, until the request ends. If a policy raises an error in a step, the
+drafts of that step are verified with the lossless policy, and a warning is logged.
 
-The bonus token is the one that the engine has drawn before; acceptance and recovery take numbers
-of the default generator of the device, or of the request's own (``seed``). Those of a request do
-not depend on its batch; drafts that are sampled do, since the drafter ignores seeds. If a step
-lacks the rows that some request's tokens were drawn from, vLLM treats the whole batch's tokens as
-deterministic: that keeps a lossless law and changes a lossy one. Here that request's drafts are set
-aside and its next token is drawn from the target, the others keep their rows, and a warning says so
-once. On CUDA the torch path runs (no engine was run there); flags of mixed batches with greedy
-requests, and the counters, wait for the device at every step.
+The bonus token is the token that the engine has already drawn. The uniform random numbers for
+acceptance and recovery come from the device's default generator, or from the request's own
+(``seed``), and then do not depend on the batch. Sampled drafts still do, since the drafter ignores
+seeds.
+
+A step may lack the rows that some request's tokens were drawn from. vLLM then treats all tokens of
+the batch as deterministic drafts, which keeps a lossless law but changes a lossy one. The hook
+instead ignores the drafts of that request and draws its next token from the target; the other
+requests keep their rows, and a warning is logged once.
+
+On CUDA the torch code runs, but no engine was run there. With greedy requests in a mixed batch, and
+for the counters, the CPU waits for the device at every step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,15 +38,19 @@ from cactus_theory.vllm.batch import FlatBatch, verify_flat
 from cactus_theory.vllm.metrics import Reporter, Tally
 from cactus_theory.vllm.settings import LONGEST_LINE, Settings
 
-LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # vLLM's lossy rules, among further arguments
+LOSSY_RULES = ("synthetic_mode", "fly_window_size")  # optional arguments of vLLM's lossy rules
 
 
 class Hook:
-    """Decides the drafts of one process.
+    """Verify the drafts of one process in the place of vLLM's ``rejection_sample``.
 
-    ``calls`` counts how often the runner has asked, all-greedy batches included; ``runner`` is the
-    one that is sampling, None outside a step; ``write`` takes the readings of requests that have
-    ended, in one of the processes that share a model.
+    Attributes
+    ----------
+    calls : number of calls by the runner, with all-greedy batches.
+    runner : the runner that is sampling; None outside a step.
+    counts_here : whether this process counts; only one of the processes that share a model does.
+    requests : the record of each request, by its id.
+    write : takes the readings of ended requests; None without readings.
     """
 
     def __init__(
@@ -56,8 +65,8 @@ class Hook:
         self.warned: set[str] = set()
         self.requests: dict[str, Request] = {}
         self.write: Callable[[dict[str, Any]], None] | None = None
-        self.model = ""  # the name that the model is served by
-        self.last_ends: Mapping[str, End] = {}  # what a scheduler of this process has told last
+        self.model = ""  # the name under which the model is served
+        self.last_ends: Mapping[str, End] = {}  # last ends recorded by a scheduler of this process
 
     def rejection_sample(
         self,
@@ -72,7 +81,10 @@ class Hook:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Return (B, max_spec_len + 1) int32 padded with −1, as the function it replaces."""
+        """Return the emitted tokens, (B, max_spec_len + 1) int32 padded with −1, as vLLM's does.
+
+        Raises RuntimeError if a lossy rule of vLLM is also set.
+        """
         self.calls += 1
         arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
         arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
@@ -82,7 +94,7 @@ class Hook:
                     f"{name}: a rule of vLLM's own cannot decide together with a policy of "
                     f"cactus-theory; got {kwargs[name]!r}; unset it or CACTUS_POLICY"
                 )
-        # before the batch has rows: a policy is tried in the memory that they will be in
+        # before the rows are computed: trying a policy needs memory, which the rows use later
         size = len(num_draft_tokens)
         requests, greedy = self._running(size), None
         if not sampling_metadata.all_random:
@@ -129,7 +141,7 @@ class Hook:
         return output
 
     def meet(self, runner: Any) -> None:
-        """Take note of requests in a step without drafts: most get a token."""
+        """Count a step without drafts: each request with a complete prompt gets one token."""
         self.runner, count = runner, len(runner.input_batch.req_ids)
         self._count(self._running(count), [0] * count)
         self.runner = None
@@ -137,9 +149,10 @@ class Hook:
             self.reporter.step()
 
     def end(self, names: Iterable[str], ends: Mapping[str, End] | None = None) -> None:
-        """Forget requests that have ended or were aborted, and report what they got.
+        """Drop the records of requests that have ended or were aborted, and write their readings.
 
-        ``ends`` has what the scheduler says. Once no request is left, all counts are sent.
+        ``ends`` has the reasons and lengths that the scheduler gave. Once no request is left, all
+        counts are sent.
         """
         known = [name for name in names if name in self.requests]
         for name in known:
@@ -155,7 +168,7 @@ class Hook:
         self, requests: Sequence[Request], counts: Sequence[int],
         output: Tensor | None = None, greedy: Sequence[bool] | None = None,
     ) -> None:  # fmt: skip
-        """Count each request's step, which emits nothing if its prompt goes on in the next one."""
+        """Count a step of each request; a prompt that is not yet complete emits no token."""
         if not requests or not (self.counts_here or self.settings.cap is not None):
             return
         emitted = [1] * len(counts) if output is None else (output >= 0).sum(-1).tolist()
@@ -168,7 +181,7 @@ class Hook:
                     self.tally.add_undrafted(request.policy)
 
     def _running(self, count: int) -> list[Request]:
-        """Return the requests of the running step; none for a dummy batch."""
+        """Return the records of the running step's requests, or none for a dummy batch."""
         names = [] if self.runner is None else self.runner.input_batch.req_ids
         return [self._request(name) for name in names] if len(names) == count else []
 
@@ -176,13 +189,17 @@ class Hook:
         state = self.runner.requests.get(name)
         params = getattr(state, "sampling_params", None)
         request = self.requests.get(name)
-        if request is None or request.params is not params:  # new, or asked anew under the same id
+        if request is None or request.params is not params:  # new, or an id that is used again
             granted = self.settings.served(params, self.warn_once)
             request = self.requests[name] = Request(params, granted, self.settings)
         return request
 
     def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verdict | None]:
-        """Return the emitted tokens; policies of requests that raise are replaced for the step."""
+        """Return the emitted tokens and the verdict; after an error, those of the lossless policy.
+
+        The lossless policy then verifies the whole step. An error is raised only if all requests
+        have the server's policy, which was checked at the start.
+        """
         policies = [request.policy for request in requests] or [self.settings.policy]
         if all(policy is policies[0] for policy in policies):
             policies = policies[:1]
@@ -205,7 +222,7 @@ class Hook:
         if booked and verdict is not None:
             for place, row in enumerate(batch.drafted):
                 emitted = int(verdict.num_accepted[place]) + 1
-                # the engine draws what follows a whole draft
+                # the engine draws the bonus token, which has no node and no charge
                 nodes = verdict.nodes(place)[: min(emitted, batch.draft.lengths[place])]
                 self.tally.take(requests[row].policy, requests[row].book(nodes, emitted))
         return output, verdict
@@ -213,7 +230,7 @@ class Hook:
     def _draft_rows(
         self, draft_probs: Tensor | None, counts: list[int]
     ) -> tuple[Tensor | None, frozenset[int]]:
-        """Return the rows the drafts were drawn from, and the requests whose rows were lost."""
+        """Return the rows that the drafts were drawn from, and the requests whose rows are lost."""
         rows_by_name = getattr(self.runner, "_draft_probs", None)
         names = getattr(self.runner, "_draft_prob_req_ids", None)
         if draft_probs is not None or rows_by_name is None or names is None or not any(counts):
@@ -232,14 +249,17 @@ class Hook:
         return torch.cat(rows), frozenset(lost)
 
     def warn_once(self, text: str) -> None:
-        """Warn of something, once."""
+        """Log a warning, once for each text, up to 100 texts."""
         if text not in self.warned and len(self.warned) < 100:
             self.warned.add(text)
             self.warn(f"cactus-theory: {text}")
 
 
 def _judged(batch: FlatBatch, verdict: Verdict | None) -> list[int]:
-    """Return the drafted tokens of each request; unknown ones and placeholders are none."""
+    """Return how many drafted tokens of each request were verified.
+
+    Tokens of unknown requests and placeholders do not count.
+    """
     lengths = () if verdict is None else batch.draft.lengths
     judged, greedy = dict(zip(batch.drafted, lengths, strict=True)), batch.greedy
     return [count if greedy and greedy[row] else int(judged.get(row, 0))

@@ -34,11 +34,12 @@ SPECULATIVE = "speculative"  # the lossless policy, which every request may pick
 OFFERED = re.compile(r"\s*([A-Za-z0-9_.-]{1,40})\s*=\s*(\S.*?)\s*", flags=re.S)
 LOG = "log"
 MOST_CAP = 1e6  # largest cap of a request, in nats a token
-# highest temperature: rows are uniform long before; one beyond float32 would make −∞/∞ of a mask
+# highest temperature: rows are uniform long before; a temperature beyond float32 would turn the −∞
+# of a masked token into −∞/∞, which is NaN
 HOTTEST = 1e6
-MEASURED = 16  # one verified row in so many is measured: a large row costs a batch's verification
-LONGEST_LINE = 1000  # most characters of a refusal
-SHOWN = 60  # characters of a request's value that a refusal repeats
+MEASURED = 16  # one verified row in 16 is measured: a large row takes as long as verifying a batch
+LONGEST_LINE = 1000  # most characters of an error message
+SHOWN = 60  # most characters of a request's value that an error message repeats
 
 
 class Grant(NamedTuple):
