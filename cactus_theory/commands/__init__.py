@@ -1,9 +1,9 @@
-"""The subcommands of ``cactus-theory``: a file each, with ``add_arguments`` and ``run``.
+"""The subcommands of ``cactus-theory``: one module each, with ``add_arguments`` and ``run``.
 
-Beside them is what several share: flags, and pictures.
+The modules ``flags``, ``inputs``, ``models`` and ``plot`` have the code that commands share.
 """
 
-# group: name: what it does in a line, and flags of an example in a checkout
+# group of commands → name → (description in one line, flags of an example that runs in a checkout)
 COMMANDS = {
     "Solve": {
         "solve": ("the best acceptance under a divergence budget",

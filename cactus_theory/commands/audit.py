@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the policy does on every row."""
+    """Print the policy's acceptance and divergence on every row, beside the optimum."""
     import numpy as np
 
     from cactus_theory.base.tables import print_json, print_rows, save_csv

@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 from cactus_theory.base import arguments as check
 
-# pairs of rows that are tried: they catch every planted fault, most of them within 50
+# pairs of rows to try: enough to find every fault planted in the tests, most of them within 50
 DEFAULT_EXAMPLES = 2000
-# seconds that all of it may take, far more than rules usually need
+# most seconds for the whole check, far more than policies usually need
 DEFAULT_TIMEOUT = 600.0
-# longest --timeout in seconds, which alarms of the system still take
+# longest --timeout in seconds that the system's alarm accepts
 LONGEST = 1e6
 
 

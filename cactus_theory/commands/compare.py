@@ -19,7 +19,7 @@ from cactus_theory.commands.flags import (
 )
 from cactus_theory.commands.plot import WIDTHS, save_comparison
 
-# flags that say where results go and how they are shown
+# flags that say where results are saved and how they are shown
 PLACES = "csv", "json", "latex", "plot", "width"
 USUAL = {"verifier": [defaults.VERIFIER], "undrafted": UNDRAFTED[0]}
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; return 0 if every policy has what was asked, else 1."""
+    """Print the table; return 0 if a parameter was found for every policy and level, else 1."""
     from cactus_theory.base.provenance import provenance
     from cactus_theory.base.tables import print_json, write_csv
     from cactus_theory.commands.inputs import shown_frontier, source

@@ -1,8 +1,8 @@
 """``cactus-theory expect``: the acceptance to expect at each position, and what an engine counted.
 
 The comparison holds for an engine that decodes the same prompts to the same length, with the same
-temperature and cuts, the same K and the same way of drafting; it cannot see whether it does.
-Exit code 3: too few texts to say anything.
+temperature and cuts, the same K and the same way of drafting; counts cannot show whether it does.
+Exit code 3: too few texts for an interval.
 """
 
 import sys
@@ -42,15 +42,17 @@ from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.records import read_records
 from cactus_theory.verify.contract import find_verifier, verifiers
 
-# rounds to decode: thrice those counted, so that what is expected has the smaller error
+# bounds on the rounds to decode, which are otherwise three times the rounds that the engine
+# counted, so that the expected rates have smaller errors than the observed rates
 FEWEST_ROUNDS, MOST_ROUNDS = 1000, 6000
 COUNTED = "metrics", "records", "observed"
 OF_COUNTS = ("rounds", "drafted", "answers", "behind_ends")
-# entries of a generation_config that change no law, and values of others that do not
+# NO_LAW: entries of generation_config.json that do not change the law of tokens; NEUTRAL: values
+# of other entries that do not
 NO_LAW = {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version", "do_sample",
           "max_length", "use_cache", "cache_implementation"}  # fmt: skip
 NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
-# how errors begin that ask for the cuts of an engine
+# beginning of errors about flags for the engine's cuts
 SAID = "must say what the engine cuts rows to (0 and 1: nothing), as"
 LEGEND = "99 % intervals that hold together; all coins are integrated out, errors are "
 OF_PROMPTS = "those of these prompts' texts"
@@ -102,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the tables, or JSON; return 0. CannotSay where there are too few texts."""
+    """Print the tables, or JSON, and return 0; raise CannotSay if there are too few texts."""
     check_asked(args)
     trace, cuts = Trace.open(args.trace) if args.trace else None, given_cuts(args)
     heat = defaults.TEMPERATURE if args.temperature is None else args.temperature
@@ -128,7 +130,7 @@ def run(args: Namespace) -> int:
 
 
 def check_asked(args: Namespace) -> None:
-    """Raise ValueError, before any work, for flags that are wrong or do not go together."""
+    """Raise ValueError, before any work, for flags that are wrong or contradict each other."""
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
         own = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
@@ -169,7 +171,10 @@ def check_asked(args: Namespace) -> None:
 def observation(
     width: int, metrics: Any, records: Any, observed: Any, rounds: float | None, **known: Any
 ) -> Observation | None:
-    """Return the counts of an engine: vLLM's text, answers' records or printed rates, or None."""
+    """Read an engine's counts from vLLM's metrics, answers' records or printed rates.
+
+    Return None if the flags name none of the three.
+    """
     known["behind_ends"] = {"in": True, "out": False}.get(known["behind_ends"])
     if records is not None:
         return read_records(records, width=width, **known)
@@ -186,9 +191,9 @@ def observation(
 
 
 def check_followed(target: Any, given: Line, ignored: Sequence[str]) -> None:
-    """Raise ValueError where the target's generation configuration has what no flag gives.
+    """Raise ValueError if generation_config.json changes the law in a way that no flag gives.
 
-    Engines may follow it.
+    Engines such as vLLM follow this file by default, so their law would differ from ours.
     """
     own = target.generation_config.to_diff_dict()
     for name, value in own.items():
@@ -213,7 +218,10 @@ def decoded_record(
     max_new_tokens: int | None,
     seed: int,
 ) -> Line:
-    """Return :func:`record_of` a decode of the models, of thrice the rounds that were counted."""
+    """Decode with the models, then return :func:`record_of` of the rounds.
+
+    By default three times as many rounds are decoded as the engine counted.
+    """
     thrice = 0 if seen is None else round(3 * seen.rounds)
     cycles = cycles or min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
     with TemporaryDirectory(prefix="expect-") as folder:
@@ -226,7 +234,7 @@ def decoded_record(
 
 
 def record_of(trace: Trace, setting: Setting, seen: Observation | None) -> Line:
-    """Return all that is printed or saved, from one pass over the rows."""
+    """Compute all numbers that are printed, in one pass over the rows."""
     progress = Progress("adding up rounds", len(trace))
     law = setting.policy, setting.verifier
     width = setting.num_draft_tokens
@@ -239,7 +247,7 @@ def record_of(trace: Trace, setting: Setting, seen: Observation | None) -> Line:
 
 
 def _numbers(trace: Trace, setting: Setting, own: Expectation) -> Line:
-    """Return the decode, the numbers without a position, and a line for each position."""
+    """Return the setting, the numbers over all positions, and a line for each position."""
     width = len(own.accepted)
     names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
     means = [own.tokens_per_call, *own.accepted, *own.if_reached]

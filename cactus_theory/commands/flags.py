@@ -1,6 +1,7 @@
 """Flags that several commands share: policies, models, prompts, rows, and files to write.
 
-Nothing here imports torch or NumPy: ``inputs`` reads rows and traces, ``models`` loads models.
+This module does not import torch or NumPy, so that ``--help`` is fast: ``inputs`` reads rows and
+traces, ``models`` loads models.
 """
 
 import argparse
@@ -19,12 +20,15 @@ from cactus_theory.commands.plot import METADATA
 
 
 def flag(name: str) -> str:
-    """Return an argument's flag: ``--num-draft-tokens``."""
+    """Return the flag of an argument, such as ``--num-draft-tokens`` of ``num_draft_tokens``."""
     return f"--{name.replace('_', '-')}"
 
 
 def refuse(args: argparse.Namespace, names: Iterable[str], rule: str, **usual: Any) -> None:
-    """Raise ValueError for the first of these flags that is given; ``usual`` are defaults."""
+    """Raise ValueError with ``rule`` if one of the named flags is given.
+
+    A flag counts as given if its value is neither None nor the default that ``usual`` names.
+    """
     for name in names:
         if (value := getattr(args, name, None)) not in (None, usual.get(name)):
             got = " ".join(map(str, value)) if isinstance(value, list) else value
@@ -32,10 +36,10 @@ def refuse(args: argparse.Namespace, names: Iterable[str], rule: str, **usual: A
 
 
 class Repeated(argparse.Action):
-    """A flag that is repeated for several values, which then replace its default."""
+    """A flag that may be repeated; the values given replace the default."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        """Add a value to those that were given."""
+        """Append a value to the values given so far."""
         own = getattr(namespace, self.dest)
         setattr(namespace, self.dest, [values] if own is self.default else [*own, values])
 
@@ -43,9 +47,9 @@ class Repeated(argparse.Action):
 def written(
     head: str, parser: argparse.ArgumentParser, args: argparse.Namespace, leave_out: Sequence[str]
 ) -> str:
-    """Return a command with every flag that is not at its default, for the provenance.
+    """Return the command line with every flag that is not at its default, for the provenance.
 
-    ``leave_out`` are flags for where results go. Of files elsewhere only the name is kept.
+    ``leave_out`` names the flags that say where results go. Paths are shortened to the file's name.
     """
     positional, flags = [head], []
     for action in parser._actions:
@@ -62,7 +66,7 @@ def written(
 
 def _words(value: Any) -> str:
     if value is True:
-        return ""  # the flag says it
+        return ""  # a switch has no value beside its flag
     if isinstance(value, list | tuple):
         return " ".join(map(_words, value))
     if isinstance(value, Path) or (isinstance(value, str) and Path(value).is_absolute()):
@@ -79,7 +83,11 @@ def add_policy(
     required: bool = False,
     default: Sequence[str] | None = None,
 ) -> None:
-    """Declare ``--policy``, repeated for ``several``, else what :func:`one_policy` takes."""
+    """Declare ``--policy``.
+
+    ``several`` says in the help why the flag may be repeated; without it, :func:`one_policy` reads
+    the flag's single value.
+    """
     text = f"one of {', '.join(names.POLICIES)}, or FILE.py:NAME; with :knob=value,knob=value"
     text += f"; may be repeated, {several}" * bool(several)
     add = partial(parser.add_argument, "--policy", action=Repeated, metavar="SPEC")
@@ -87,12 +95,12 @@ def add_policy(
 
 
 def add_nats(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
-    """Declare ``--nats``: the divergence of an emitted token, in the divergence's unit."""
+    """Declare ``--nats``: the divergence per emitted token, in the divergence's unit."""
     parser.add_argument("--nats", type=float, metavar="NATS", help=text, **options)
 
 
 def add_regret(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
-    """Declare ``--regret``: what takes the place of ``--nats`` at temperature 0."""
+    """Declare ``--regret``: nats of regret per emitted token, instead of ``--nats`` at T = 0."""
     parser.add_argument("--regret", type=float, metavar="NATS", help=text, **options)
 
 
@@ -104,14 +112,14 @@ def add_undrafted(parser: argparse.ArgumentParser) -> None:
 
 
 def one_policy(args: argparse.Namespace) -> str | None:
-    """Return the one policy that was named, None for none; ValueError for several."""
+    """Return the value of ``--policy``, or None; raise ValueError if the flag was repeated."""
     if len(named := args.policy or []) > 1:
         raise ValueError(f"--policy: must be given once; got {' and '.join(named)}")
     return named[0] if named else None
 
 
 def add_cuts(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of top-k and top-p, which cut rows after the temperature."""
+    """Declare the flags of top-k and top-p, which truncate rows after the temperature."""
     add = parser.add_argument
     add("--top-k", type=int, metavar="K", help="cut both models' rows to the K likeliest (0: no)")
     add("--top-p", type=float, metavar="P", help="cut both to a nucleus of the mass P (1: no)")
@@ -123,7 +131,7 @@ PROMPTS = f"JSON lines with one of {', '.join(KEYS)}, or a prompt a line"
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
-    """Declare how prompts are rendered, which :func:`rendering` reads."""
+    """Declare the flags for rendering prompts, which :func:`rendering` reads."""
     add = parser.add_argument
     chat = "read texts as a user's turn, by the tokenizer's chat template (messages always are)"
     add("--chat", action="store_true", help=chat)
@@ -132,12 +140,12 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def rendering(args: argparse.Namespace) -> Rendering:
-    """Return how the flags render prompts."""
+    """Return the rendering of prompts that the flags ask for."""
     return Rendering(args.chat, args.system, not getattr(args, "no_start", False))
 
 
 def given_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """Return the prompts that flags name, which they can render as far as is known yet."""
+    """Return the prompts that the flags name, after the checks that need no tokenizer."""
     prompts = prompts_of(args.prompts) if args.prompts else [Prompt(args.prompt)]
     rendering(args).check(prompts)
     return prompts
@@ -146,7 +154,7 @@ def given_prompts(args: argparse.Namespace) -> list[Prompt]:
 def rendered_ids(
     args: argparse.Namespace, tokenizer: Any, prompts: Sequence[Prompt]
 ) -> list[list[int]]:
-    """Return the token ids of each prompt, and say once what should be known of them."""
+    """Return the token ids of each prompt, and print notes about the rendering to stderr."""
     how = rendering(args)
     ids = [how.ids(prompt, tokenizer) for prompt in prompts]
     for note in how.notes(prompts, tokenizer, args.show_prompt):
@@ -162,9 +170,9 @@ def add_models(
     required: bool = False,
     drafted: bool = True,
 ) -> None:
-    """Declare ``--target``, ``--draft`` and how they are loaded, for ``models.loaded``.
+    """Declare ``--target``, ``--draft`` and the flags for loading them, for ``models.loaded``.
 
-    Where nothing is ``drafted`` by one model, there is no ``--draft``.
+    Without ``drafted``, there is no ``--draft``.
     """
     add = parser.add_argument
     what = "folder, or id on the Hugging Face Hub"
@@ -187,23 +195,23 @@ def add_models(
 
 
 def _model(text: str) -> Path | str:
-    """Return a path, or the text where it may be an id of the hub."""
+    """Return a path, or the text itself if it may be an id on the Hugging Face Hub."""
     return Path(text) if Path(text).exists() or not names.HUB_ID.fullmatch(text) else text
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--threads``."""
+    """Declare ``--threads``, the number of torch's threads."""
     parser.add_argument(
         "--threads", type=int, help="of torch (1 for a small target or none, else one a core)"
     )
 
 
 OUTPUTS = {"csv": (".csv",), "latex": (".tex",), "plot": tuple(METADATA)}
-OUT = {"solve": ".npy", "tune": ".json"}  # command: what it writes to --out
+OUT = {"solve": ".npy", "tune": ".json"}  # command → suffix of the file that --out names
 
 
 def add_rows(parser: argparse.ArgumentParser) -> None:
-    """Declare target and draft rows, how they are read, and what is written of them."""
+    """Declare the flags for target and draft rows, for reading them, and for saving results."""
     parser.add_argument("target", help="target rows q: .npy .npz .json; or the folder of a trace")
     parser.add_argument(
         "draft",
@@ -226,12 +234,12 @@ def add_rows(parser: argparse.ArgumentParser) -> None:
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Raise, before any work of a command, unless its files can be written.
+    """Raise an error, before the command does any work, if its output files cannot be written.
 
-    ValueError for a file of another kind; OSError for one that cannot be written;
-    ModuleNotFoundError for a picture without matplotlib (extra ``figures``).
+    The error is a ValueError for a wrong suffix, an OSError for a file that cannot be written, and
+    a ModuleNotFoundError for a plot without matplotlib (extra ``figures``).
     """
-    traced = args.command == "trace"  # whose --out is a folder
+    traced = args.command == "trace"  # the --out of trace is a folder
     for name, suffixes in (
         OUTPUTS | {"out": () if traced else (OUT.get(args.command, ""),)}
     ).items():

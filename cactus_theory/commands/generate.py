@@ -27,10 +27,10 @@ from cactus_theory.commands.flags import (
     rendering,
 )
 
-# parts of a decode's seconds, and their names
+# parts of a decode's time, and their names in the summary
 PARTS = {"target": "target", "draft": "draft", "verify": "verification and draws", "other": "other",
          "preparation": "once, at the start", "meter": "meter"}  # fmt: skip
-# flags that say how drafts are made or judged
+# flags for drafting and verification, which have no effect without a draft
 OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "num_draft_tokens", "draft_top_k",
              "draft_top_p")  # fmt: skip
 
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode, print the text and what it took; return 0."""
+    """Decode, print the text with its counts, nats and seconds; return 0."""
     from cactus_theory.base.tables import print_json
     from cactus_theory.commands.inputs import given_cuts
     from cactus_theory.commands.models import loaded
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         tuned = replace(tuned, policy=Ledger(tuned.policy, args.cap))
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
     options = DecodeOptions(**tuned.keywords, **sizes)
-    check.optional_module("transformers", "llm")  # options are checked before models are loaded
+    check.optional_module("transformers", "llm")  # before this line nothing slow is loaded
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
     if tuned.plain and drafted:
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     drafter = Siblings(drafter, args.siblings) if args.siblings else drafter
     if args.prompts:
         return _answers(pair, drafter, prompts, ids, options, args.cap)
-    chat = rendering(args).chat  # of which the answer is what is read
+    chat = rendering(args).chat  # then only the answer is printed, without the prompt
     if args.stream:
         options, streamer = _streamed(options, pair.tokenizer, ids[0], chat)
     answer = _decoded(pair, drafter, ids[0], options, args.cap)
@@ -171,7 +171,10 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
 
 
 def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: bool) -> Any:
-    """Return options that feed the library's streamer, and it; a chat's prompt is not printed."""
+    """Return options that feed a ``TextStreamer`` of transformers, and that streamer.
+
+    The prompt of a chat is not printed.
+    """
     import torch
     from transformers import TextStreamer
 
@@ -185,7 +188,7 @@ def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: boo
 def _check_tuned(
     tuned: Any, file: str, temperature: float | None, cuts: Any, drafted: bool
 ) -> None:
-    """Raise ValueError for flags that are not those that the file was tuned with."""
+    """Raise ValueError if flags differ from the settings that the file was tuned with."""
     if temperature not in (None, tuned.temperature):
         raise ValueError(
             f"--temperature: must be the {tuned.temperature:g} that was tuned at; "
@@ -229,7 +232,7 @@ def _answers(
     options: Any,
     cap: float | None,
 ) -> int:
-    """Print the answer to each prompt as a JSON line, prompt i with the seed plus i; return 0."""
+    """Print the answer to each prompt as a JSON line; return 0. Prompt i has the seed plus i."""
     import torch
 
     from cactus_theory.base.tables import print_json

@@ -1,4 +1,4 @@
-"""Rows, traces and cuts that the flags of a command name."""
+"""Read the rows, traces and cuts that the flags of a command name."""
 
 import argparse
 from dataclasses import fields
@@ -17,12 +17,12 @@ from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import SavedRows, Trace
 from cactus_theory.traces.folder import Header
 
-# flags that make rows of logits
+# flags that turn logits into rows
 OF_LOGITS = ("temperature", *(field.name for field in fields(Cuts)))
 
 
 def given_cuts(args: argparse.Namespace) -> Cuts | None:
-    """Return the truncation that the flags name; None if none is given."""
+    """Return the truncation (top-k, top-p) that the flags name, or None without such a flag."""
     values = {field.name: getattr(args, field.name) for field in fields(Cuts)}
     given = {name: value for name, value in values.items() if value is not None}
     try:
@@ -33,14 +33,14 @@ def given_cuts(args: argparse.Namespace) -> Cuts | None:
 
 
 def check_cuts(args: argparse.Namespace, header: Header) -> None:
-    """Raise ValueError where flags name other cuts than those of a trace's rows."""
+    """Raise ValueError if the flags name other cuts than the trace's rows have."""
     asked, logged = given_cuts(args), header.cuts
     if None not in (asked, logged) and asked != logged:
         raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")
 
 
 def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return target and draft rows of two files, of a .npz or of a trace."""
+    """Read target and draft rows from two files, from one .npz file or from a trace."""
     if Path(args.target).is_dir():
         target, draft = (rows.numpy() for rows in _trace(args).rows())
         return target, draft
@@ -61,7 +61,7 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def source(args: argparse.Namespace) -> Trace | SavedRows:
-    """Return the trace that is named, or rows as one."""
+    """Return the trace that the flags name, or the rows of files in the form of a trace."""
     return _trace(args) if Path(args.target).is_dir() else SavedRows.of(*rows(args))
 
 
@@ -73,6 +73,6 @@ def _trace(args: argparse.Namespace) -> Trace:
 
 
 def shown_frontier(q: Any, p: Any, divergence: str, points: int = 33) -> Any:
-    """Return :func:`cactus_theory.pooled_frontier`, and show how far it is."""
+    """Compute :func:`cactus_theory.pooled_frontier` and show its progress."""
     progress = Progress("points of the frontier", points)
     return ct.pooled_frontier(q, p, divergence=divergence, points=points, on_point=progress.update)

@@ -1,4 +1,4 @@
-"""The models that the flags of a command name, and the threads that they run on."""
+"""Load the models that the flags of a command name, and set the number of threads."""
 
 import argparse
 import random
@@ -18,15 +18,15 @@ from cactus_theory.decoding.prepare import has_instructions
 
 # flags that name the models and their prompts
 OF_MODELS = ("target", "draft", "prompts")
-# flags that say how models and prompts are read, and do nothing without them
+# flags for loading models and prompts, which have no effect without these
 OF_LOADING = ("revision", "dtype", "device", "chat", "system", "show_prompt", "ignored", "work")
-# bytes of a target's weights from which on a second thread makes its passes faster; the shipped
-# target's are 21 MB, and a second thread makes it slower
+# bytes of a target's weights above which several threads make its forward passes faster; the
+# shipped target has 21 MB, and a second thread slows it down
 LARGE = 1 << 26
 
 
 def choose_threads(count: int | None, target: Any = None) -> str:
-    """Set torch's number of threads, which is the process's, and return it in words."""
+    """Set torch's number of threads for the whole process, and return the number in words."""
     if count is None:
         weights = () if target is None else target.parameters()
         size = sum(weight.nbytes for weight in weights)
@@ -37,7 +37,10 @@ def choose_threads(count: int | None, target: Any = None) -> str:
 
 
 def has_models(args: argparse.Namespace) -> bool:
-    """Return whether the flags name models and prompts; ValueError for a part of these."""
+    """Return whether the flags name target, draft and prompts.
+
+    Raises ValueError if only some of the three are named.
+    """
     models = [name for name in OF_MODELS if getattr(args, name) is not None]
     for missing in (name for name in OF_MODELS if models and name not in models):
         raise ValueError(f"--{missing}: must be given with --{models[0]}; got that alone")
@@ -48,23 +51,23 @@ def has_models(args: argparse.Namespace) -> bool:
 
 
 def decoding(args: argparse.Namespace) -> str:
-    """Return the command that decodes with what ``tune`` wrote, on models read as here."""
+    """Return the ``generate`` command that decodes with the file of ``tune`` and these models."""
     given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
     given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
     words = ["cactus-theory", "generate"]
     for name, own in given.items():
-        if own not in (None, AUTO, "cpu"):  # what generate takes unasked
+        if own not in (None, AUTO, "cpu"):  # the defaults of generate
             words += [f"--{name}", *(own if isinstance(own, list) else [str(own)])]
     return shlex.join([*words, *["--chat"] * args.chat, *["--trust-code"] * args.trust_code])
 
 
 def loaded(args: argparse.Namespace) -> Pair:
-    """Return the pair that flags name, and say its dtype in a line.
+    """Load the target and the draft that the flags name, and print their dtype to stderr.
 
     Raises
     ------
     ValueError
-        As :func:`cactus_theory.decoding.load_pair`; more than two revisions.
+        Errors of :func:`cactus_theory.decoding.load_pair`; more than two revisions.
     """
     asked: str = args.dtype
     revision, draft_revision, *more = *(args.revision or ()), None, None
@@ -82,12 +85,12 @@ def loaded(args: argparse.Namespace) -> Pair:
         trust_code=args.trust_code,
     )
     if asked != AUTO:
-        warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # it was asked for
+        warnings.filterwarnings("ignore", ".* runs in .* on a CPU")  # the user chose the dtype
     rule = f" (--dtype auto: {dtype_rule(asked, args.device)})" if asked == AUTO else ""
     if rule and not has_instructions(torch.bfloat16) and pair.target.device.type == "cpu":
         rule = " (--dtype auto: float32, as this processor lacks bfloat16)"
     threads = choose_threads(getattr(args, "threads", None), pair.target)
-    if not getattr(args, "json", False):  # which has it
+    if not getattr(args, "json", False):  # the JSON object has the dtype
         print(f"models run in {pair.dtype}{rule} on {threads}", file=sys.stderr)
     return pair
 
@@ -95,10 +98,11 @@ def loaded(args: argparse.Namespace) -> Pair:
 def opened(
     args: argparse.Namespace, drawn: bool = False
 ) -> tuple[Pair, list[Prompt], list[list[int]]]:
-    """Return the models and the prompts that flags name, and the token ids of these.
+    """Return the models and the prompts that the flags name, and the token ids of the prompts.
 
-    Prompts are read before the models are. ``drawn``: in an order drawn by ``--seed``, where no
-    more prompts are decoded than the rounds need, as a file may be sorted.
+    Prompts are read first, so that an error in them costs no loading of models. With ``drawn`` the
+    ids are in a random order from ``--seed``: a command may decode only the first few, and a file
+    may be sorted.
     """
     prompts = given_prompts(args)
     pair = loaded(args)

@@ -1,4 +1,4 @@
-"""The picture of a comparison, in the colours of the figures."""
+"""Plot the result of ``compare``, in the colours of the project's figures."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from typing import Any
 
 from cactus_theory.base.files import write_whole
 
-# folder of the style and colours, which the project's figures read, too
+# folder of the plot style and the policies' colours, which paper_figures reads, too
 BASE = Path(__file__).resolve().parent.parent / "base"
 POLICIES, SETTINGS = BASE / "looks.csv", BASE / "look.mplstyle"
 
@@ -27,39 +27,41 @@ INK, OPTIMUM = COLOUR["speculative"], COLOUR["band_price"]
 
 
 def settings() -> Any:
-    """Return matplotlib's settings for a picture, whatever the user's are."""
+    """Return the matplotlib settings of a plot, which do not depend on the user's settings."""
     import matplotlib
 
     look = matplotlib.rc_params_from_file(SETTINGS, use_default_template=False)
     return {**matplotlib.rcParamsDefault, **look, "backend": "Agg"}
 
 
-# metadata left out of each kind of file, so that equal rows give equal bytes
+# metadata that is left out of each kind of file, so that equal plots give equal bytes
 METADATA = {
     ".png": {"Software": None},
     ".pdf": {"Creator": None, "Producer": None, "CreationDate": None},
     ".svg": {"Creator": None, "Date": None},
 }
-# right end of a frontier that is drawn, over the largest mark on it
+# the frontier is drawn up to this factor times the largest nats of a policy
 BEYOND = 1.5
-# names whose colours the policies take in turn; the optimum has the blue
+# policies take the colours of these names in turn; the band has the optimum's blue
 SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
 COLOURS = [COLOUR[name] for name in SHOWN]
 MARKERS = "osD^vP*X"
 
 
-# widths of pictures in inches: of a page, of one of its two columns
+# widths of plots in inches: of a page, and of one of two columns
 WIDTHS = {"page": 7.2, "column": 3.4}
 
 
 def save_comparison(path: str, found: Any, line: Any, width: str) -> None:
-    """Draw each policy of a comparison through the nats that it spends, and the pooled optimum.
+    """Plot speed against nats for each policy of a comparison, with the pooled optimum.
 
     Parameters
     ----------
+    path : file to write; the suffix gives the format.
     found : a :class:`cactus_theory.tuning.compare.Comparison`.
-    line : the pooled frontier of the rows; None on a trace, whose tokens a call have none.
-    width : of WIDTHS.
+    line : the pooled frontier of the rows; None for a trace, as there is no frontier of tokens per
+        target call.
+    width : name of a width, a key of WIDTHS.
     """
     import matplotlib
     import numpy as np
@@ -100,7 +102,7 @@ def save_comparison(path: str, found: Any, line: Any, width: str) -> None:
 
 
 def short(policy: str, knob: float | None) -> str:
-    """Return a policy's name without its folder and the knob that was solved, for a legend."""
+    """Return a policy's name for a legend, without its folder and the knob that was solved."""
     name = re.sub(r"^.*?([^/]*)\.py:", "", policy)
     head, _, knobs = name.partition(":")
     others = [own for own in knobs.split(",") if own and own.partition("=")[2] != str(knob)]
@@ -108,7 +110,7 @@ def short(policy: str, knob: float | None) -> str:
 
 
 def write_picture(path: str, figure: Any) -> None:
-    """Write a figure, all of it or nothing; equal figures give equal bytes."""
+    """Write a figure to a file, atomically; equal figures give equal bytes."""
     suffix, content = Path(path).suffix, io.BytesIO()
     figure.savefig(content, format=suffix[1:], dpi=200, metadata=METADATA[suffix])
     write_whole(path, content.getvalue())

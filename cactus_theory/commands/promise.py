@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what the cap allows; return 0."""
+    """Print the bounds on events and answers that the cap implies; return 0."""
     nats = {name: getattr(args, name) for name in NATS}
     events = [EventBounds(rate, **nats) for rate in args.rate]
     first, record, averages, empty = events[0], None, [], 0
@@ -103,7 +103,7 @@ def _table(events: list[EventBounds], title: str) -> str:
 
 
 def _equal(place: str | None, bounds: EventBounds) -> str:
-    """Name the temperature that is as far from the target a token, if there are rows."""
+    """Return a sentence with the temperature at the same nats per token, if there is a trace."""
     if place is None:
         return NO_ROWS
     if bounds.tokens is None:
@@ -130,11 +130,11 @@ def _equal(place: str | None, bounds: EventBounds) -> str:
 
 
 def read_readings(path: str | Path, bounds: EventBounds) -> tuple[list[float], int]:
-    """Return the nats of each answer in a file, if a ledger with these bounds can have kept them.
+    """Read the nats of each answer from a file of readings, and check them against the cap.
 
-    JSON lines: readings (``Reading.as_dict()``), as in what ``generate`` prints. Answers of 0
-    tokens, such as aborted ones, are left out; returned, too, is how many. ValueError for another
-    file, or an answer that is over its cap.
+    The file has JSON lines with readings (``Reading.as_dict()``), such as ``generate --json``
+    prints. Returns the nats, and how many answers of 0 tokens, such as aborted ones, were left out.
+    Raises ValueError for another kind of file, or for an answer over the cap.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")

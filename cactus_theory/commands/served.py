@@ -1,8 +1,8 @@
 """``cactus-theory served``: is what an engine writes the law that it claims?
 
-Reads answers of any engine, one a line, and the target's rows along them; needs no draft, no
-counter and no other answers. The file may grow, and the verdict may be read at any time. Exit
-code 1: off; 3: too few tokens to see most faults.
+Reads answers of any engine, one per line, and computes the target's rows along them. No draft, no
+counter and no reference answers are needed. The file may grow, and the verdict may be read at any
+time. Exit code 1: off; 3: too few tokens to detect most faults.
 """
 
 import argparse
@@ -41,8 +41,8 @@ from cactus_theory.served.answers import Answer, Log, Reader, read_answer
 from cactus_theory.served.evidence import ALPHA, Evidence, paired
 from cactus_theory.traces.log import identity
 
-# nats a token that alternatives give up unless --slack says otherwise: with it streams of bfloat16
-# rows had no more alarms than exact ones (paper_figures/results/served.md)
+# default --slack, nats per token by which the evidence is lowered: with this slack, tokens of
+# bfloat16 rows raised no more alarms than tokens of exact rows (paper_figures/results/served.md)
 SLACK = 5e-4
 SHOWN, WIDEST = 5, 100
 CODES = {"off": 1, "as claimed": 0, "too little": 3}
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the verdict; return 0, 1 if the engine is off, 3 if too little was said."""
+    """Print the verdict; return 0 (as claimed), 1 (off) or 3 (too few tokens)."""
     check.number("--alpha", args.alpha, 0, 1, open_low=True)
     check.number("--slack", args.slack, 0)
     check.number("--edge", args.edge, 0, open_low=True)
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 def _paired(
     ours: dict[tuple[int, ...], list[Any]], log: Log, controls: dict[Any, list[Any]], alpha: float
 ) -> dict[str, Any]:
-    """Return the paired test of both arms: the n-th answers to a prompt are a pair."""
+    """Return the paired test of the two arms; the n-th answers to the same prompt are a pair."""
     pairs = [both for prompt, own in ours.items()
              for both in zip(own, controls.get(prompt, ()), strict=False)]  # fmt: skip
     if not pairs:
@@ -158,7 +158,7 @@ def _paired(
 
 
 def _record(log: Log, table: Any) -> dict[str, Any]:
-    """Return all that is printed."""
+    """Return the verdict and all numbers that are printed."""
     seen, needed = log.evidence, log.evidence.needed()
     order = np.argsort(-seen.own, kind="stable")
     lines = [
@@ -216,7 +216,7 @@ def _show(record: dict[str, Any], log: Log) -> None:
 
 
 def _table(record: dict[str, Any], seen: Evidence) -> None:
-    """Print the likeliest alternatives, and those that this many tokens would have shown."""
+    """Print the alternatives with most evidence, then those that need more tokens to be seen."""
     differing = [own for own in record["alternatives"] if own["nats_per_token"] > 0]
     cells = [
         [own["alternative"], _big(own["log_evidence"]), f"{own['nats_per_token']:.4f}",
@@ -244,13 +244,13 @@ def _count(tokens: float) -> str:
 
 
 def _big(log: float) -> str:
-    """Return e^log, whatever its size."""
+    """Return e^log as text, also where it overflows a float."""
     power = log / math.log(10)
     return f"{math.exp(log):.3g}" if abs(power) < 6 else f"1e{power:+.0f}"
 
 
 def _draw(path: str, seen: Evidence) -> None:
-    """Draw the evidence, and that of the alternatives with most of it, against the tokens."""
+    """Plot the evidence, and that of the three leading alternatives, against the tokens read."""
     import matplotlib
     from matplotlib.figure import Figure
 

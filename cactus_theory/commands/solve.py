@@ -10,7 +10,7 @@ from cactus_theory.commands.flags import add_rows
 GOALS = ("delta", "price", "acceptance")
 OF_ALL = ("mean_acceptance", "mean_divergence", "price", "bound", "gap")
 OF_A_ROW = ("acceptance", "divergence", "lower", "upper", "price", "gap")
-# points of a frontier, by default
+# default number of points of --frontier
 POINTS = 33
 
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the optimum of the rows; write what ``--out`` and ``--csv`` name."""
+    """Print the best acceptance of the rows; write the files of ``--out`` and ``--csv``."""
     import numpy as np
 
     from cactus_theory.base.rows import save_rows

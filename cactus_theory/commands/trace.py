@@ -1,10 +1,10 @@
 """``cactus-theory trace``: log all rows of a pair along texts of the target's own law.
 
-Prompts come in an order drawn by --seed. The folder given by --out is finished text by text: a run
-that was killed goes on when the same command is started again, or is finished with fewer --cycles.
-It takes (2 K + 1) · V · 2 bytes a cycle: 70 KB at K = 8, V = 2,048;
-with --cut at most about 16 KB a row, whatever V is.
-Compare policies on it with ``cactus-theory compare FOLDER --policy SPEC``.
+Prompts are taken in a random order from --seed. The folder of --out is written text by text: if a
+run was killed, the same command goes on from there, also with fewer --cycles.
+A cycle takes (2 K + 1) · V · 2 bytes, 70 KB at K = 8 and V = 2,048;
+with --cut a row takes at most about 16 KB, whatever V is.
+Compare policies on the folder with ``cactus-theory compare FOLDER --policy SPEC``.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Log the rounds, and say how many and how large they are."""
+    """Log the rounds, and print how many rounds and bytes were logged."""
     from cactus_theory.commands.inputs import given_cuts
     from cactus_theory.commands.models import opened
     from cactus_theory.decoding.drafters import drafter_by

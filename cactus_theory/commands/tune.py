@@ -45,12 +45,14 @@ from cactus_theory.tuning.measure import REPEATS, Kind, Prompts, measure_costs
 from cactus_theory.tuning.report import notes, payload, save_tuned, sentence, table
 from cactus_theory.tuning.tune import TUNED_WIDTHS, Measure, Tuned, tune
 
-# flags that logged rows depend on, beside prompts and the setting
+# flags that the logged rows depend on, beside the prompts and the setting
 LOGGED = ("target", "draft", "cycles", "max_new_tokens", "seed", "dtype")
-# rounds that are logged: fewer where rounds times vocabulary exceed LOGGED_ENTRIES. At V = 32,000
-# and K = 12 solving knobs takes 1.2 s of one core for each round, in 50 passes over their rows
+# default rounds to log: CYCLES, but fewer (at least LEAST_CYCLES) if rounds times vocabulary would
+# exceed LOGGED_ENTRIES. At V = 32,000 and K = 12, solving the knobs takes 1.2 s of one core for
+# each round, in 50 passes over the rows
 CYCLES, LEAST_CYCLES, LOGGED_ENTRIES = 1000, 100, 6_400_000
-FLOOR_TEXTS, FLOOR_TOKENS = 8, 32  # on which rounding is measured, and at most of each
+# texts, and most tokens of each, on which the rounding of the target's rows is measured
+FLOOR_TEXTS, FLOOR_TOKENS = 8, 32
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -89,11 +91,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON object only")
 
 
-WORK = Path("build/tune")  # of folders of logged rows, named by all that these depend on
+WORK = Path("build/tune")  # default parent of trace folders, which are named by a digest of flags
 
 
 def run(args: Namespace) -> int:
-    """Print the table and the sentence, or JSON; return 0, 1 if every lossy policy is over."""
+    """Print the result or JSON; return 1 if every lossy policy exceeds the budget, else 0."""
     check_asked(args)
     width, cuts = max(args.num_draft_tokens or TUNED_WIDTHS), given_cuts(args)
     sought = {"level": metered(args.nats, args.regret), "widths": args.num_draft_tokens}
@@ -122,7 +124,7 @@ def run(args: Namespace) -> int:
 
 
 def check_asked(args: Namespace) -> None:
-    """Raise, before any work, for flags that are wrong or do not go together."""
+    """Raise an error, before any work, for flags that are wrong or contradict each other."""
     metered(args.nats, args.regret)
     families(REGRET if args.nats is None else read_divergence(args.divergence), args.policy)
     if args.nats is None:
@@ -151,20 +153,20 @@ def check_asked(args: Namespace) -> None:
 
 
 def metered(nats: float | None, regret: float | None) -> float:
-    """Return the most nats of an emitted token; ValueError unless one of the two is given."""
+    """Return the budget in nats per emitted token; ValueError unless exactly one flag is given."""
     name = check.the_only_one(**{"--nats": nats, "--regret": regret})
     return checked_level(nats if regret is None else regret, name)  # type: ignore[arg-type]
 
 
 def digest(*told: Any) -> str:
-    """Return twelve digits of what logged rows depend on."""
+    """Return twelve hexadecimal digits of a hash of the values that logged rows depend on."""
     return hashlib.sha256("\0".join(map(str, told)).encode()).hexdigest()[:12]
 
 
 def logged(
     pair: Pair, prompts: Prompts, setting: Setting, folder: Path, cycles: int | None
 ) -> Trace:
-    """Return the trace of a setting, of as many rounds as the vocabulary allows for None."""
+    """Log or resume the trace of a setting; if ``cycles`` is None, V decides how many rounds."""
     few = LOGGED_ENTRIES // pair.target.config.vocab_size
     return log_shown(
         pair, prompts.ids, folder, cycles or min(CYCLES, max(few, LEAST_CYCLES)), **vars(setting),
@@ -173,12 +175,15 @@ def logged(
 
 
 def tune_shown(trace: Trace, costs: Costs | Measure, sought: Mapping[str, Any]) -> Tuned:
-    """Return :func:`cactus_theory.tuning.tune` on a trace, and show how far it is."""
+    """Run :func:`cactus_theory.tuning.tune` on a trace and show its progress."""
     return tune(trace, costs, on_step=Progress("solving knobs", 1).step, **sought)
 
 
 def show(tuned: Tuned, out: str | None, decoding: str | None) -> None:
-    """Write the file; print table, sentence and the command that decodes, or JSON without one."""
+    """Write the file, and print the result with the ``generate`` command.
+
+    If ``decoding`` (that command) is None, print JSON instead.
+    """
     if out:
         save_tuned(tuned, out)
     if decoding is None:
@@ -190,15 +195,19 @@ def show(tuned: Tuned, out: str | None, decoding: str | None) -> None:
 
 
 def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[Kind]) -> Costs:
-    """Return the measured costs of settings, and show how far the timing is."""
+    """Measure the costs of settings by timed decodes, and show the progress."""
     own = pair.target, pair.draft, prompts, settings
     progress = Progress("timing decodes", 1)
     return measure_costs(*own, repeats=repeats, on_decode=progress.of)
 
 
 def _noise_floor(target: Any, prompts: Prompts, setting: Setting, tuned: Tuned) -> dict[str, Any]:
-    """Return the noise floor for the file; print a warning where the budget is below it."""
-    if setting.cuts != WHOLE:  # a changed token has no finite KL
+    """Measure the noise floor for the file; print a warning if the budget is below it.
+
+    The noise floor is the divergence that rounding alone causes between the rows of a target call
+    over K + 1 tokens and of calls over single tokens.
+    """
+    if setting.cuts != WHOLE:  # where rounding moves a token across a cut, KL is infinite
         return {}
     progress = Progress("reading passes", FLOOR_TEXTS)
     most = min(FLOOR_TOKENS, prompts.max_new_tokens)

@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness by any policy; scores of GSM8K and IFEval by our own checks."""
+"""Run tasks of lm-evaluation-harness with any policy; score GSM8K and IFEval by our own checks."""

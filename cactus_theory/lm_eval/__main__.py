@@ -1,11 +1,11 @@
 """Score tasks of lm-evaluation-harness by a policy and by lossless drafting, on the same items.
 
 ``python -m cactus_theory.lm_eval --model_args target=DIR,draft=DIR,policy=band:price=1 --tasks …``.
-A task is one of the harness that is decoded, or ``gsm8k=FILE.jsonl`` or ``ifeval=FILE.jsonl``:
-local prompts, the second by checks of our own. Answers are drawn at temperature 1 from a seed
-unless --model_args names others: greedy search, the harness' default, leaves one token to every
-row, and a band changes nothing there.
-Beside the score stand the meter's nats, and McNemar's exact p against lossless answers.
+A task is a generative task of the harness, or a file of local prompts: ``gsm8k=FILE.jsonl`` or
+``ifeval=FILE.jsonl``, scored by checks of our own. Answers are sampled at temperature 1 unless
+--model_args gives another: with greedy search, the harness' default, a row has only one token,
+and a band changes nothing.
+Printed beside the score are the meter's nats, and McNemar's exact p against lossless answers.
 """
 
 import argparse
@@ -38,10 +38,10 @@ Row = dict[str, Any]
 
 
 def parsed(text: str, known: Sequence[str]) -> dict[str, str]:
-    """Return ``target=DIR,policy=band:price=1,hold=eos`` as a dictionary.
+    """Parse ``target=DIR,policy=band:price=1,hold=eos`` into a dictionary.
 
-    What begins with no ``known`` name belongs to the value before it. ValueError for a first word
-    that is none of them.
+    A part that does not begin with a ``known`` name belongs to the value before. Raises ValueError
+    if the first part does not begin with a ``known`` name.
     """
     values: dict[str, str] = {}
     for part in text.split(","):
@@ -56,13 +56,13 @@ def parsed(text: str, known: Sequence[str]) -> dict[str, str]:
 
 
 class Docs(list[Row]):
-    """The items of a task, as much of a dataset as the harness asks for."""
+    """The items of a task, with the part of a dataset's interface that the harness uses."""
 
     features = {"prompt": str, "columns": dict}
 
 
 def local_task(name: str, file: str, limit: int) -> dict[str, Any]:
-    """Return the harness' description of a local task: prompts of a file, and our own score."""
+    """Return the harness' description of a local task: the prompts of a file, and our score."""
     task = TASKS[check.one_of("--tasks", name, tuple(TASKS))]
     docs = Docs(
         {"prompt": prompt.text, "columns": task.checked(prompt.columns, prompt.place)}
@@ -82,7 +82,7 @@ def local_task(name: str, file: str, limit: int) -> dict[str, Any]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command line, named as the harness names its own."""
+    """Describe the command line; flags have the harness' names."""
     add = parser.add_argument
     add("--model_args", required=True, metavar="NAME=VALUE,…",
         help=f"{', '.join(NAMES)}; the first two must be there")  # fmt: skip
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Decode by the policy and losslessly, print both and the tests; return 0."""
+    """Decode with the policy and losslessly, print scores, nats and tests; return 0."""
     asked = parsed(args.model_args, NAMES)
     if missing := [name for name in NAMES[:2] if name not in asked]:
         raise ValueError(f"--model_args: must name a {missing[0]}; got {args.model_args}")
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         told = (f"{shown(value)} {words}" for words, value in numbers.items())
         print(f"{name}: {', '.join(told)}".replace("_", " "))
     for description in tasks:
-        if not isinstance(description, str):  # of which the right answers are known here
+        if not isinstance(description, str):  # a local task, whose right answers are at hand
             made = sorted(samples[description["task"]], key=lambda sample: sample["doc_id"])
             answers = [sample["resps"][0][0] for sample in made]
             items = description["custom_dataset"]()["test"][: len(answers)]
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluated(asked: Mapping[str, str], tasks: Sequence[Any], args: argparse.Namespace) -> Any:
-    """Return the model with its readings, and the harness' samples by task."""
+    """Run the tasks; return the model with its readings, and the harness' samples by task."""
     from cactus_theory.lm_eval.model import Cactus
 
     model = Cactus(**asked)  # type: ignore[arg-type]
@@ -143,9 +143,10 @@ def _evaluated(asked: Mapping[str, str], tasks: Sequence[Any], args: argparse.Na
 
 
 def compared(task: str, own: Sequence[Row], lossless: Sequence[Row]) -> list[Row]:
-    """Return a row of every metric that is a number: both means, items needed, answers that differ.
+    """Return a row for every numerical metric of a task.
 
-    Of 0 and 1 also McNemar's test.
+    A row has the means of the policy and of lossless drafting, the items needed to tell them apart,
+    and how many answers differ; for a metric of 0 and 1 also McNemar's test.
     """
     rows: list[Row] = []
     theirs = {(sample["doc_id"], sample["filter"]): sample for sample in lossless}
@@ -174,7 +175,7 @@ def _tested(pairs: Any) -> Row:
 
 @ends_quietly
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return its exit code, 2 after one line for what was asked wrongly."""
+    """Run the command line; return the exit code, which is 2 after an error of one line."""
     parser = argparse.ArgumentParser(
         prog="python -m cactus_theory.lm_eval", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

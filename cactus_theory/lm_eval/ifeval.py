@@ -1,9 +1,10 @@
-"""IFEval's instructions (Zhou et al. 2023, arXiv 2311.07911), checked by code of our own.
+"""Check answers against IFEval's instructions (Zhou et al. 2023, arXiv 2311.07911), by our code.
 
-The 25 kinds are those of its prompts' ``instruction_id_list``, each with its arguments. A language
-is told by its script, or among those of Latin script by its commonest words: those that share a
-script (Hindi, Marathi and Nepali; Arabic, Persian and Urdu; Russian and Bulgarian) are not told
-apart. Sentences end at a mark before a blank. An answer of nothing follows no instruction.
+The 25 kinds of instructions are the names in the ``instruction_id_list`` of IFEval's prompts, each
+with its arguments. A language is recognised by its script, and a language in Latin script by its
+commonest words. Other languages that share a script (Hindi, Marathi and Nepali; Arabic, Persian and
+Urdu; Russian and Bulgarian) are not told apart. A sentence ends at a mark followed by a blank. An
+empty answer follows no instruction.
 """
 
 import json
@@ -31,7 +32,7 @@ Check = Callable[..., bool]
 
 
 def follows(instruction: str, arguments: Mapping[str, Any], answer: str) -> bool:
-    """Return whether an answer follows one instruction; ValueError for an unknown one."""
+    """Return whether an answer follows an instruction; ValueError for an unknown instruction."""
     if instruction not in CHECKS:
         known = ", ".join(CHECKS)
         raise ValueError(f"instruction_id_list: must hold some of {known}; got {instruction!r}")
@@ -64,7 +65,7 @@ def _sentences(text: str) -> int:
 
 
 def _parts(text: str, mark: str) -> list[str]:
-    """Return the parts between marks; an empty one at either end is none."""
+    """Return the parts between marks, without an empty part at either end."""
     parts = [part.strip() for part in re.split(mark, text)]
     return parts[not parts[0] : len(parts) - (not parts[-1])]
 

@@ -1,6 +1,6 @@
-"""The model ``cactus`` of lm-evaluation-harness: its tasks, decoded by any policy of this package.
+"""The model ``cactus`` for lm-evaluation-harness: decodes a task's prompts with any policy.
 
-Importing this module registers it (the harness 0.4.13 has no entry points).
+Importing this module registers the model (the harness 0.4.13 has no entry points).
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from cactus_theory.decoding.setting import Setting
 register_model = check.optional_module("lm_eval.api.registry", "eval").register_model
 HFLM: Any = check.optional_module("lm_eval.models.huggingface", "eval").HFLM
 
-# what a task says of sampling, which most tasks set to greedy search
+# sampling options of a task, which most tasks set to greedy search
 OF_SAMPLING = ("do_sample", "temperature")
 
 
 @register_model("cactus")
 class Cactus(HFLM):
-    """A target with a draft, decoded by a policy, whose meter is read.
+    """A harness model that decodes a target with a draft and a policy, and keeps the readings.
 
     Attributes
     ----------
-    readings : of every batch.
-    overruled : what tasks ask for and does not happen, such as greedy search.
+    readings : counts and nats of every decoded batch.
+    overruled : options of tasks that are not followed, such as greedy search.
 
     Raises
     ------
     ValueError
-        Of a task that scores log-likelihoods; as :func:`cactus_theory.generate`.
+        The task scores log-likelihoods; errors of :func:`cactus_theory.generate`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Cactus(HFLM):
     def _model_generate(
         self, context: Any, max_length: int, stop: Sequence[str], **options: Any
     ) -> Any:
-        """Return the ids of prompts and answers; text after text has a seed of its own."""
+        """Decode a batch and return the ids of prompts and answers; each text has its own seed."""
         for name in OF_SAMPLING:
             value = options.pop(name, None)
             if value not in (None, self.temperature, self.temperature > 0):
@@ -102,7 +102,7 @@ class Cactus(HFLM):
 
     @property
     def spent(self) -> dict[str, float]:
-        """Return nats and tokens a call of all answers so far, and tokens an answer."""
+        """Return nats per token, tokens per target call and tokens per answer, over all answers."""
         tokens = sum(reading.num_tokens for reading in self.readings)
         nats = sum(reading.emitted_divergence or 0.0 for reading in self.readings)
         calls = sum(reading.num_calls for reading in self.readings)

@@ -1,4 +1,4 @@
-"""Scores of answers to GSM8K's and IFEval's prompts, from the columns beside each prompt."""
+"""Score answers to the prompts of GSM8K and IFEval, by the columns beside each prompt."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +12,13 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 class Task(NamedTuple):
-    """A score: the columns that it reads, and whether an answer is right by them."""
+    """A score: the columns that it needs, and a test of whether an answer is right."""
 
     columns: tuple[str, ...]
     right: Callable[[Mapping[str, Any], str], bool]
 
     def checked(self, columns: Mapping[str, Any], place: str) -> Mapping[str, Any]:
-        """Return the columns; ValueError by their place where one is missing."""
+        """Return the columns; raise ValueError, which names their place, if a column is missing."""
         for name in self.columns:
             if name not in columns:
                 got = ", ".join(columns) or "none"
@@ -27,13 +27,13 @@ class Task(NamedTuple):
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number of a text, its thousands joined; None without one."""
+    """Return the last number of a text, read without thousands separators, or None."""
     found = NUMBER.findall(text)
     return Decimal(found[-1].replace(",", "")) if found else None
 
 
 def right_number(columns: Mapping[str, Any], answer: str) -> bool:
-    r"""Return whether an answer ends in the number of the solution, which stands behind ####."""
+    r"""Return whether the answer's last number is the number behind #### in the solution."""
     return last_number(answer) == last_number(columns["answer"].rpartition("####")[2])
 
 
@@ -44,7 +44,10 @@ TASKS = {
 
 
 def floor(score: Callable[[Any, str], float], items: Sequence[Any], answers: Sequence[str]) -> str:
-    """Say what answers to other items score: a model that scores no more shows nothing."""
+    """Return a sentence with the score of answers that are matched to the wrong items.
+
+    A model that scores no more on the right items shows nothing by this score.
+    """
     own, others = ([float(score(item, text)) for item, text in zip(items, texts, strict=True)]
                    for texts in (answers, [*answers[1:], *answers[:1]]))  # fmt: skip
     pairs = list(zip(own, others, strict=True))
