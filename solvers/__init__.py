@@ -1,1 +1,1 @@
-"""Acceptance policies as convex programs: the references that closed forms are tested against."""
+"""Acceptance policies as convex programs, solved numerically to test the closed forms."""

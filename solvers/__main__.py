@@ -1,9 +1,9 @@
 """``python -m solvers PROGRAM …``: solve one convex program on rows from files.
 
-Installed from the wheel, it is ``python -m cactus_theory.solvers``.
+When installed from the wheel, the command is ``python -m cactus_theory.solvers``.
 
-A row without an answer loses no other: it is named on stderr, marked in what is printed, and the
-exit code is 1. 0: every row is solved; 2: bad input, or no row could be solved.
+If a row has no answer, the other rows are solved all the same: stderr and the output name the row.
+Exit code 0: every row is solved; 1: some row is not; 2: bad input, or no row could be solved.
 """
 
 import argparse
@@ -30,7 +30,7 @@ with importing(COMMAND):
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """A row without an answer, and why."""
+    """The result of a row without an answer: the reason."""
 
     error: str
 
@@ -40,7 +40,7 @@ def failures(results: Sequence[Any]) -> dict[int, Failed]:
 
 
 def show(program: str, results: Sequence[Any], as_json: bool) -> None:
-    """Print the results, one JSON object or a list of names and numbers a row."""
+    """Print the results as one JSON object, or as a list of names and numbers for each row."""
     if as_json:
         rows = [plain_json(_fields(result)) for result in results]
         answer = {"program": program, "rows": rows, "failed": list(failures(results))}
@@ -57,7 +57,7 @@ def show(program: str, results: Sequence[Any], as_json: bool) -> None:
 def _text(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return np.array2string(value, precision=6, threshold=16, max_line_width=10_000)
-    if isinstance(value, dict):  # prices by constraint and token, but those of 0
+    if isinstance(value, dict):  # prices by constraint and token; prices of 0 are left out
         shown = (f"{key}: {_text(own)}" for key, own in value.items() if own != 0)
         return f"{{{', '.join(shown)}}}"
     return f"{value:.9g}" if isinstance(value, float) else str(value)
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _solved(jobs: Iterable[Job], results: list[Any]) -> bool:
-    """Add every row's answer, or why there is none, to ``results``; return False if interrupted."""
+    """Append every row's answer or failure to ``results``; return False if interrupted."""
     try:
         for job in jobs:
             try:

@@ -1,4 +1,4 @@
-"""The programs on the command line: what each is given, and the job of every row."""
+"""The programs of ``python -m solvers``: the arguments of each, and the job for each row."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -15,13 +15,13 @@ from .design import Design, DesignedRow
 from .path_tree import PathTree
 
 Parser = argparse.ArgumentParser
-# a call that solves the program of one row
+# a call without arguments that solves the program of one row
 Job = Callable[[], Any]
 Jobs = Iterator[Job]
 
 
 class Command(NamedTuple):
-    """A program on the command line: its help, its arguments, and a job for each row."""
+    """A program on the command line: help, example, arguments, and a job for each row."""
 
     about: str
     example: str
@@ -53,7 +53,7 @@ def _optimal_arguments(parser: Parser) -> None:
 
 
 def _pairs(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of both files, (N, V) each, broadcast to one shape."""
+    """Read target and draft rows, (N, V) each, broadcast to one shape."""
     flags = {"logits": args.logits, "normalise": args.normalise}
     names = pair_of(args.target, args.draft)
     loaded = [load_rows(path, **flags) for path in names]

@@ -1,8 +1,8 @@
-r"""Write D(h‖q) ≤ δ for a conic solver, in variables that are all of order one.
+r"""Write the budget D(h‖q) ≤ δ as cvxpy constraints, in variables that are all of order one.
 
-A budget is Σ q f(h/q) + f′(∞) z of its generator, its left side, against the generator's budget; a
-class may have a form of its own, entered by :func:`budget_of`, or a left side of its own, entered
-by :func:`left_side_of`.
+The usual constraint is left side ≤ right side, with Σ q f(h/q) + f′(∞) z on the left, f the
+generator of the divergence, and the generator's budget on the right. A divergence class may instead
+register its own constraint by :func:`budget_of`, or its own left side by :func:`left_side_of`.
 """
 
 import math
@@ -23,12 +23,15 @@ from ._perspective import Scaled, Terms, cvxpy, entered_in, perspective, power
 LARGEST_EXPONENT = 700.0
 
 _LEFT_SIDES: dict[type, Callable[[Scaled, Any], Any]] = {}
-# decorator: a function of (row, divergence) becomes the sum of a class instead of the table's
+# decorator: registers a function of (row, divergence) as the left side for a divergence class
 left_side_of = partial(entered_in, _LEFT_SIDES)
 
 
 def left_side(row: Scaled, kind: FDivergence) -> Any:
-    """Return Σ q f(h/q) over the tokens with q > 0, convex; a ValueError if no form is known."""
+    """Return Σ q f(h/q) over the tokens with q > 0, a convex cvxpy expression.
+
+    Raises ValueError for a divergence without a form for cvxpy.
+    """
     if type(kind) in _LEFT_SIDES:
         return _LEFT_SIDES[type(kind)](row, kind)
     return row.q @ perspective(Terms(row.w, 1, row.s / row.q), kind)
@@ -36,17 +39,18 @@ def left_side(row: Scaled, kind: FDivergence) -> Any:
 
 @left_side_of(TotalVariation)
 def _total_variation_of_row(row: Scaled, f: FDivergence) -> Any:
-    # the table's, in units of h: they decide at which of many optimal rows a simplex method ends
+    # the same sum as the usual form, but in units of h: of many optimal rows, the units decide at
+    # which one a simplex method stops
     return cvxpy().sum(cvxpy().abs(row.h - row.q)) / 2
 
 
 @dataclass(frozen=True)
 class Budget:
-    """D(h‖q) ≤ δ as constraints, and how their dual values read.
+    """The constraints of D(h‖q) ≤ δ, with the factors that convert their dual values.
 
-    A bound on ``Σ q f(h/q)`` with multiplier λ and ``Σh = 1`` with multiplier μ determine the
-    Lagrange dual. The constraint may be another form of it: λ is ``multiplier`` times its
-    dual value, and μ gains ``tilt`` times λ because the forms differ by a multiple of Σh.
+    The Lagrange dual needs the multiplier λ of the bound on ``Σ q f(h/q)`` and the multiplier μ of
+    ``Σh = 1``. If the constraint is written in another form, λ is ``multiplier`` times the
+    constraint's dual value, and μ gains ``tilt`` times λ, as the forms differ by a multiple of Σh.
     """
 
     constraints: list[Any]
@@ -57,7 +61,7 @@ class Budget:
 
     @property
     def price(self) -> float:
-        """Return the optimum's derivative in δ, read off the constraint's dual values."""
+        """Return the derivative of the optimum in δ, from the constraint's dual values."""
         if not self.constraints:
             return 0.0
         dual = self.constraints[0].dual_value
@@ -65,19 +69,19 @@ class Budget:
 
     @property
     def slope(self) -> float:
-        """Return λ, the multiplier of Σ q f(h/q) ≤ its own budget."""
+        """Return λ, the multiplier of Σ q f(h/q) ≤ the generator's budget."""
         if not self.constraints or isinstance(self.weight, np.ndarray):
             return 0.0
         return max(0.0, float(np.sum(self.constraints[0].dual_value))) * self.multiplier
 
 
 _FORMS: dict[type, Callable[[Scaled, Any, float], Budget]] = {}
-# decorator: a function of (row, divergence, delta) becomes the budget of a class
+# decorator: registers a function of (row, divergence, delta) as the budget of a divergence class
 budget_of = partial(entered_in, _FORMS)
 
 
 def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
-    """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; none at all for an infinite budget."""
+    """Return D(h‖q) ≤ ``delta`` as cvxpy constraints; an infinite budget has no constraint."""
     if math.isinf(delta):
         return Budget([])
     return _FORMS.get(type(kind), _generated)(row, kind, delta)
@@ -89,13 +93,13 @@ def generator_budget(kind: Divergence, delta: float) -> float:
 
 
 def most_of(kind: Divergence, delta: float) -> float:
-    """Return the ratio h/q that a pointwise budget allows, finite."""
+    """Return the largest ratio h/q that a pointwise budget allows, at most e^700."""
     ceiling = float(kind.ceiling(torch.tensor(delta, dtype=torch.float64)))
     return min(ceiling, math.exp(LARGEST_EXPONENT))
 
 
 def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
-    """Return the budget of the generator; its price converts as the optimum's does."""
+    """Return the budget written with the divergence's generator, and the factor for its price."""
     f = kind.generator
     if f is None:
         raise ValueError(

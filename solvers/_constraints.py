@@ -1,4 +1,4 @@
-"""The constraints of a design, each of which builds, measures and prices itself."""
+"""The constraints of :class:`solvers.design.Design`: how each is built, measured and priced."""
 
 import copy
 import math
@@ -15,25 +15,29 @@ from ._dual_bounds import Lagrangian
 from ._perspective import Scaled
 
 Dual = float | dict[int, float]
-# relative distance from a limit within which it binds: interior-point answers are within 1e-5 of
-# limits that bind, and further than this from all others
+# a limit binds if the row is within this relative distance of it: interior-point answers are within
+# 1e-5 of the limits that bind, and further than 1e-4 from all others
 TIGHT = 1e-4
 
 
 @dataclass
 class Constraint:
-    """A named constraint on the row being designed.
+    """A named constraint on the row h that is designed.
 
-    ``build`` returns cvxpy's constraints on a row, given which tokens (V,) it has, and remembers
-    what reads their dual values; ``placed`` in a program it has them as ``constraints``. Once these
-    are solved, at a row h (m,) on tokens with q > 0, ``slack`` is the least distance to the limit
-    (negative: broken), ``price`` the dual value, in acceptance per unit of room (0 unless h is at
-    the limit: a solver's dual of what does not bind is noise, and divided by the scale of an
-    unlikely token it may be anything), and ``charge`` enters the constraint into a bound.
+    A subclass has these methods, of which the last three need a solved program and take h (m,) on
+    the tokens with q > 0:
+
+    * ``build(row, inside)`` returns the cvxpy constraints on a row; ``inside`` (V,) marks the
+      tokens with q > 0. ``placed`` returns a copy of the constraint with ``constraints`` built.
+    * ``slack(h)`` is the least distance to the limit; negative if the constraint is broken.
+    * ``price(h)`` is the dual value, in acceptance per unit of room. It is 0 unless h is at the
+      limit: the solver's dual value of a limit that does not bind is noise, which a division by
+      the scale of an unlikely token would blow up.
+    * ``charge(lagrangian)`` adds the constraint to a :class:`Lagrangian`, which bounds the optimum.
     """
 
     name: str
-    row: Scaled = field(init=False, repr=False)  # where it is placed
+    row: Scaled = field(init=False, repr=False)  # the row of the program
     constraints: list[Any] = field(init=False, repr=False)
 
     linear = True
@@ -50,7 +54,7 @@ class Constraint:
 
 @dataclass
 class BudgetConstraint(Constraint):
-    """D(h‖q) ≤ δ, of any divergence."""
+    """The constraint D(h‖q) ≤ δ, for any divergence."""
 
     kind: Divergence
     delta: float
@@ -76,14 +80,14 @@ class BudgetConstraint(Constraint):
 
 @dataclass
 class LimitConstraint(Constraint):
-    """h ≤ limit (``sign`` 1) or h ≥ limit (−1) on some tokens."""
+    """The constraints h ≤ limit (``sign`` 1) or h ≥ limit (``sign`` −1) on some tokens."""
 
     tokens: np.ndarray
     limit: np.ndarray
     sign: int
 
     def build(self, row: Scaled, inside: np.ndarray) -> list[Any]:
-        """Return the limits on those of the tokens that can have mass at all."""
+        """Return the limits on the tokens with q > 0; all other tokens have h = 0."""
         self.possible = inside[self.tokens]
         self.places = (np.cumsum(inside) - 1)[self.tokens[self.possible]]
         self.scale, self.most = row.s[self.places], self.limit[self.possible]
@@ -111,7 +115,7 @@ class LimitConstraint(Constraint):
 
 @dataclass
 class ExpectationConstraint(Constraint):
-    """Σ c h ≤ limit; the unit of the constraint is the largest |c|."""
+    """The constraint Σ c h ≤ limit, divided by the largest |c|."""
 
     values: np.ndarray
     limit: float

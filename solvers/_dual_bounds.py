@@ -1,36 +1,37 @@
-r"""Bound every program from above by Lagrange duality, at any multipliers.
+r"""Compute upper bounds on the programs by Lagrange duality, valid for any multipliers.
+
+A solver's answer is accepted if its value meets the bound at the solver's multipliers: a small
+difference proves the answer optimal. A row's program has the form
 
 .. math:: \max_h Σ_i \min(c_i, h_i) \;\text{ s.t. }\; l \le h \le u,\;
    Σ q f_k(h/q) \le δ_k,\; Ah \le b
 
-Whatever λ ≥ 0 and ν ≥ 0 (any sign for equations) a solver returns, the value is at most
+For any λ ≥ 0 and ν ≥ 0 (any sign for equations), the optimum is at most
 
 .. math:: λᵀδ + νᵀb + Σ_i \sup_{l_i \le h \le u_i}
    [\min(c_i, h) − Σ_k λ_k q_i f_k(h/q_i) − (Aᵀν)_i h]
 
-and each supremum is of a concave function of one number. With one smooth f it is closed:
-h/q = clip(c/q, f′⁻¹(−Aᵀν/λ), f′⁻¹((1 − Aᵀν)/λ)), inside the box. c is the draft row for the
-optimal program and a one-hot row for the per-proposal one. The multipliers come from a solver, so
-that a small difference between bound and value proves the solver right; no band, no sort and no
-root is involved.
+where each supremum is over a concave function of one number. With one smooth f the supremum is at
+h/q = clip(c/q, f′⁻¹(−Aᵀν/λ), f′⁻¹((1 − Aᵀν)/λ)), kept inside the box. The cap c is the draft row
+in the optimal program and a one-hot row in the per-proposal program. The closed forms under test
+(bands, sorts, roots) are not used, so the proof is independent of them.
 
-The block program has its own: with a multiplier α ≥ 0 of t ≤ g for every node u and token x, and
-ν the price of divergence, weak duality gives for the price form, from the leaves (C = 0) to the
-root,
+The block program has a bound of the same kind. Let α ≥ 0 be a multiplier of t ≤ g for every node u
+and token x, and ν the price of divergence. From the leaves (C = 0) to the root, weak duality gives
 
 .. math:: C(u) = \max_h Σ_x α(u, x) h_x − ν D(h\|q_u), \qquad
    β(u, x) = (1 + C(ux) − α(u, x))_+ , \qquad
    \text{value} \le 1 + C(root) + Σ_{u,x} p(ux) β(u, x)
 
-where p(ux) is the probability of drafting ux: α h is what mass given to tokens is worth, and
-β what remains of a prefix's worth 1 + C once that is paid, collected at most p(ux) times. α
-comes from a solver or from anywhere else: a wrong one loosens the bound and cannot falsify it.
-C itself is bounded from above by its own dual at any level λ,
-:math:`λ + ν Σ_x q_x f^*((α_x − λ)/ν)`, so that no root needs to be exact.
+where p(ux) is the probability of drafting ux. α h is the worth of the mass given to tokens, and β
+is the part of a prefix's worth 1 + C that α does not pay, which is collected with probability at
+most p(ux). α may come from a solver or anywhere else: a wrong α loosens the bound but does not
+make it false. C in turn is bounded from above by its dual at any level λ,
+:math:`λ + ν Σ_x q_x f^*((α_x − λ)/ν)`, so that no root has to be exact.
 
-A budget's bound is a price's: if tokens − νD ≤ B for every verifier, D ≤ κ gives
-tokens ≤ B + νκ, and D ≤ κ·tokens gives tokens ≤ B/(1 − νκ).
-Source: Boyd & Vandenberghe 2004, 5.1 and 5.2; theory of the one node: Csiszár 1967.
+The bound for a budget follows from the bound B at a price. If tokens − νD ≤ B for every verifier,
+then D ≤ κ gives tokens ≤ B + νκ, and D ≤ κ·tokens gives tokens ≤ B/(1 − νκ).
+Source: Boyd & Vandenberghe 2004, 5.1 and 5.2; theory of a single node: Csiszár 1967.
 """
 
 import math
@@ -48,16 +49,20 @@ from cactus_theory.divergences.classical import KL
 from ._conic import generator_budget, most_of
 from .path_tree import PathTree
 
-# halvings of the bracket [0, 1] of a row's entry, to 2^-100: exact to rounding
+# halvings of the bracket [0, 1] of a row's entry, to 2^-100: exact up to rounding
 HALVINGS = 100
-# halvings of the bracket of a level, to below its ulp
+# halvings of the bracket of a level, to below the rounding of the level
 LEVEL_HALVINGS = 60
-# least price divided by without overflow; below it a price of 0 gives a bound as well
+# least price that can be divided by without overflow; a smaller price is replaced by 0, which also
+# gives a valid bound
 SMALLEST_PRICE = 1e-150
 
 
 def halved(low: Any, high: Any, below: Callable[[Any], Any], steps: int) -> tuple[Any, Any]:
-    """Return brackets, arrays or tensors, after halvings; ``below``: the root is above x."""
+    """Halve brackets of roots ``steps`` times, for arrays or tensors at once, and return them.
+
+    ``below(x)`` is True where x lies below the root, so a root stays between ``low`` and ``high``.
+    """
     where = torch.where if isinstance(low, Tensor) else np.where
     for _ in range(steps):
         middle = (low + high) / 2
@@ -68,10 +73,10 @@ def halved(low: Any, high: Any, below: Callable[[Any], Any], steps: int) -> tupl
 
 @dataclass
 class Lagrangian:
-    """A program's objective less its constraints at their multipliers; arrays are (m,).
+    """The Lagrangian of a row's program: the objective less the constraints times multipliers.
 
-    ``q`` is the target on tokens with q > 0, ``cap`` the caps c of the reward, ``low`` and ``high``
-    the box that the row is known to stay in.
+    Arrays are (m,), on the tokens with q > 0: ``q`` is the target, ``cap`` the caps c of the
+    reward min(c, h), ``low`` and ``high`` the box that contains every allowed row.
     """
 
     q: np.ndarray
@@ -98,7 +103,7 @@ class Lagrangian:
             self.constant += multiplier * amount
 
     def add_budget(self, multiplier: float, kind: Divergence, delta: float) -> None:
-        """Charge for D ≤ ``delta`` as a budget of its generator, or keep h/q below its ceiling."""
+        """Charge for D ≤ ``delta`` by the generator; without a generator, cap the ratio h/q."""
         if kind.generator is None:
             self.narrow(0.0, most_of(kind, delta) * self.q)
         else:
@@ -112,7 +117,12 @@ class Lagrangian:
         return self.constant + float(np.max(values, axis=0).sum())
 
     def _candidates(self, top: np.ndarray) -> list[np.ndarray]:
-        """Return rows (m,) of which one is best for each token."""
+        """Return rows (m,) such that for each token one of the rows has the best entry.
+
+        With one smooth f the best entry has a closed form. Otherwise the concave function of an
+        entry has its maximum at an end of the box, at a kink, or where the slope changes sign,
+        which halving brackets.
+        """
         if len(self.costs) == 1 and self.costs[0][1].smooth:
             ((price, f),) = self.costs
             ends = [f.ratio_at(torch.from_numpy((c - self.linear) / price)) for c in (0, 1)]
@@ -130,7 +140,7 @@ class Lagrangian:
         return np.minimum(self.cap, h) - self.linear * h - paid
 
     def slope(self, h: np.ndarray) -> np.ndarray:
-        """Return the derivative in each token's mass at the row ``h`` (m,)."""
+        """Return the derivative of the Lagrangian in each token's mass at the row ``h`` (m,)."""
         ratio = torch.from_numpy(h / self.q)
         paid = sum(price * f.slope(ratio).numpy() for price, f in self.costs)
         return (h < self.cap) - self.linear - paid
@@ -145,11 +155,17 @@ def lagrange_bound(
     zero_cap: float | None = None,
     position: np.ndarray | int = 0,
 ) -> float:
-    """Return a proven upper bound on the value of one row, or of several that share a budget.
+    """Return a proven upper bound on the value of one row, or of several rows with one budget.
 
-    ``q`` and ``cap`` (m,) are on the tokens with q > 0, ``position`` (m,) is the row of each.
-    ``multipliers`` are λ of Σ q f(h/q) ≤ its budget (0 if ``delta`` is infinite), and μ, one or
-    (T,), of each row's Σh = 1. ``zero_cap`` is Σc over tokens with q = 0 if mass may go there.
+    Parameters
+    ----------
+    kind : the divergence.
+    q, cap : (m,) target and caps c, on the tokens with q > 0.
+    delta : the budget, in the divergence's unit.
+    multipliers : λ of Σ q f(h/q) ≤ the generator's budget (0 if ``delta`` is infinite), and μ of
+        each row's Σh = 1, a number or (T,).
+    zero_cap : Σc over the tokens with q = 0; None if they may not have mass.
+    position : (m,) the row of each token.
     """
     slope, level = multipliers[0], np.atleast_1d(multipliers[1])
     lagrangian = Lagrangian.of(q, cap)
@@ -172,7 +188,10 @@ def conjugate(f: FDivergence, slope: Tensor) -> Tensor:
 
 
 def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.ndarray:
-    """Return C of rows (..., V): the best Σ α h − ν D(h‖q), from above by rounding at most."""
+    """Return C = max over h of Σ α h − ν D(h‖q), for rows (..., V).
+
+    The result is an upper bound on C that exceeds C by no more than rounding.
+    """
     inside = q > 0
     top = np.max(alpha, axis=-1, where=inside, initial=-np.inf)
     if price < SMALLEST_PRICE:
@@ -180,12 +199,14 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
     if math.isinf(price):
         return np.sum(q * alpha, axis=-1, where=inside)
     rewards, rows = torch.from_numpy(np.where(inside, alpha, 0.0)), torch.from_numpy(q)
-    if not f.smooth:  # linear on both sides of 1: mass leaves tokens worth less than the best
+    # f is linear on both sides of 1 (total variation): the best h moves mass to the best token from
+    # each token that is worth less by more than the move costs
+    if not f.smooth:
         worst = top - price * (f.slope_at_infinity + f.at_zero)
         return np.sum(q * np.maximum(alpha, worst[..., None]), axis=-1, where=inside)
     least = np.min(alpha, axis=-1, where=inside, initial=np.inf)
     level = _level(rewards, rows, f, price, *map(torch.from_numpy, (least, top)))
-    # valid at any level, and tight at this one
+    # an upper bound at any level, tight at this level
     slope = (rewards - level[..., None]) / price
     terms = torch.where(torch.from_numpy(inside), rows * conjugate(f, slope), 0.0)
     return (level + price * terms.sum(-1)).numpy()
@@ -194,7 +215,7 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
 def _level(
     rewards: Tensor, q: Tensor, f: FDivergence, price: float, least: Tensor, top: Tensor
 ) -> Tensor:
-    """Return the level where Σ q f′⁻¹((α − λ)/ν) falls to 1, its upper end."""
+    """Return the level λ where Σ q f′⁻¹((α − λ)/ν) falls to 1, by halving; the upper end."""
 
     def heavy(level: Tensor) -> Tensor:
         ratio = f.ratio_at((rewards - level[..., None]) / price)
@@ -214,12 +235,18 @@ def price_bound(
     ends: np.ndarray | float = 0.0,
     after: np.ndarray | None = None,
 ) -> float:
-    """Return a proven upper bound on tokens − ν·divergence of every verifier.
+    """Return a proven upper bound on tokens − ν·divergence over all verifiers of one path.
 
-    ``alpha`` (nodes, V) are multipliers of t ≤ g; negative ones count as 0, and ones above what
-    the prefix is worth as that. Entries with q = 0 are not read: nothing is emitted there.
-    ``unit`` is what a token is worth; ``ends`` (nodes, V) and ``after`` (V^K,) are what it is worth
-    on top to end a round with each recovered token, and with a bonus token after each whole path.
+    Parameters
+    ----------
+    tree : the rows by prefix.
+    alpha : (nodes, V), multipliers of t ≤ g. They are clipped to [0, worth of the prefix]; entries
+        with q = 0 are not read, as no such token is emitted.
+    f : the divergence.
+    price : ν, tokens per unit of divergence.
+    unit : worth of an emitted token.
+    ends : (nodes, V), additional worth of ending a round with each recovered token.
+    after : (V^K,), additional worth of a bonus token after each fully accepted path.
     """
     possible, paid = tree.possible, 0.0
     below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
@@ -236,10 +263,10 @@ def price_bound(
 
 
 def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
-    """Return α (nodes, V) that prove the lossless block optimal among all with h = q.
+    """Return multipliers α (nodes, V) that prove lossless block verification optimal for h = q.
 
-    More mass on a token is worth what follows it while its prefix is not certain to be
-    accepted (``alive`` < 1), and nothing otherwise.
+    While the prefix is not accepted for certain (``alive`` < 1), more mass on a token is worth the
+    tokens that follow; otherwise more mass is worth nothing.
     """
     alpha, below = np.zeros_like(tree.target), np.zeros(tree.vocabulary**tree.depth)
     for level in reversed(tree.levels):

@@ -1,16 +1,16 @@
-r"""How cvxpy writes P f(c w/P), one form for each generator class: the table of all programs.
+r"""Write P f(c w/P) for cvxpy, in one form for each divergence class; all programs use this table.
 
-A row is h = s∘w on the tokens with q > 0, plus a total mass z on the tokens with q = 0 (identically
-0 unless the program allows it and f′(∞) < ∞). Solvers see w, whose entries are near one when s is
-near h; in plain h a vocabulary of a thousand tokens fails.
+A row is h = s∘w on the tokens with q > 0, plus a total mass z on the tokens with q = 0 (z is 0
+unless the program allows such mass and f′(∞) < ∞). The solver's variable is w, whose entries are
+near one if s is near h; with h itself as the variable, solvers fail at a thousand tokens.
 
-A block's program pays :math:`Σ q P f(g/(qP))` at every node, P being a variable too: the
-perspective of :math:`q f`, jointly convex. With g = s∘w and c = s/q each token's term is
-q times the P f(c w/P) below, in arrays over all tokens of all nodes at once. The other programs
-have one row, and P = 1: there the same cones have one variable less, in cvxpy's own atoms.
-The forms follow from the generators in :mod:`cactus_theory.divergences`. A new divergence needs
-one, here or in any imported file, registered by :func:`perspective_of`, before the solvers accept
-it.
+A block's program pays :math:`Σ q P f(g/(qP))` at every node, where P is a variable, too: the
+perspective of :math:`q f`, which is jointly convex. With g = s∘w and c = s/q, each token's term is
+q times P f(c w/P), computed below for all tokens of all nodes at once. The other programs have one
+row and P = 1, where cvxpy's own atoms give the same cones with one variable less.
+
+The forms follow from the generators in :mod:`cactus_theory.divergences`. The solvers accept a new
+divergence only with a form, which any imported file may register by :func:`perspective_of`.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def cvxpy() -> Any:
 
 @dataclass(frozen=True)
 class Scaled:
-    """The row of a program: h = s∘w where q > 0, z in total where q = 0; all float64 (m,)."""
+    """The row of a program: h = s∘w where q > 0, and mass z where q = 0; arrays float64 (m,)."""
 
     q: np.ndarray
     s: np.ndarray
@@ -66,17 +66,17 @@ def times(left: np.ndarray, right: Any) -> Any:
 
 
 def counted(rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int] | None = None) -> Any:
-    """Return the sparse matrix of ones at (rows, columns), which adds entries up."""
+    """Return the sparse matrix with ones at (rows, columns); a product with it adds entries up."""
     sparse = check.optional_module("scipy.sparse", "solvers")
     return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape)
 
 
 @dataclass
 class Terms:
-    """P f(c w/P) of many tokens: w and P are cvxpy expressions (m,), c an array (m,).
+    """The terms P f(c w/P) of m tokens: w and P are cvxpy expressions (m,), c an array (m,).
 
-    ``alive`` is P, the number 1 in a program of rows. ``constraints`` collects what forms with
-    variables of their own need.
+    ``alive`` is P, which is the number 1 in a program of one row. ``constraints`` collects the
+    constraints on the auxiliary variables that some forms add.
     """
 
     w: Any
@@ -96,13 +96,13 @@ class Terms:
         return cvxpy().Variable(self.c.shape)
 
     def relative(self, top: Any, bottom: Any) -> Any:
-        """Return top ln(top/bottom), where one of them may be P."""
+        """Return top ln(top/bottom), where ``top`` or ``bottom`` is P."""
         if not self.single_row:
             return cvxpy().rel_entr(top, bottom)
         return -cvxpy().entr(top) if bottom is self.alive else -cvxpy().log(bottom)
 
     def square_over(self, top: Any, bottom: Any) -> Any:
-        """Return something that is at least top²/bottom, and reaches it; one of them is P."""
+        """Return an expression ≥ top²/bottom, equal at the optimum; ``top`` or ``bottom`` is P."""
         if self.single_row:
             return cvxpy().square(top) if bottom is self.alive else cvxpy().inv_pos(bottom)
         bound = self.variable()
@@ -111,7 +111,7 @@ class Terms:
         return bound
 
     def root(self) -> Any:
-        """Return something that is at most √(w P), and reaches it."""
+        """Return an expression ≤ √(w P), equal at the optimum."""
         if self.single_row:
             return cvxpy().sqrt(self.w)
         root = self.variable()
@@ -120,7 +120,10 @@ class Terms:
         return root
 
     def power(self, a: float) -> Any:
-        """Return something on the convex or concave side of w^a P^(1−a), and that reaches it."""
+        """Return an expression on the convex side of w^a P^(1−a), equal at the optimum.
+
+        It is ≥ w^a P^(1−a) for a < 0 or a > 1, where that power is convex, and ≤ for 0 < a < 1.
+        """
         if self.single_row:
             return power(self.w, a)
         bound, one, cone = self.variable(), np.ones(self.c.shape), cvxpy().PowCone3D
@@ -135,9 +138,9 @@ class Terms:
 
 
 def power(w: Any, a: float) -> Any:
-    """Return w^a: second-order cones for simple fractions, else power cones.
+    """Return w^a, written with second-order cones if a is a simple fraction, else power cones.
 
-    cvxpy would round other exponents to a fraction, which moves D by 1e-6.
+    By default cvxpy would round any other exponent to a fraction, which changes D by 1e-6.
     """
     if Fraction(a).limit_denominator(LARGEST_DENOMINATOR) == Fraction(a):
         return cvxpy().power(w, a)
@@ -148,7 +151,7 @@ Form = TypeVar("Form", bound=Callable[..., Any])
 
 
 def entered_in(forms: dict[type, Any], kind: type) -> Callable[[Form], Form]:
-    """Return a decorator that enters a function as the form of a class."""
+    """Return a decorator that registers a function in ``forms`` for a divergence class."""
 
     def add(form: Form) -> Form:
         forms[kind] = form
@@ -158,12 +161,12 @@ def entered_in(forms: dict[type, Any], kind: type) -> Callable[[Form], Form]:
 
 
 _FORMS: dict[type, Callable[[Terms, Any], Any]] = {}
-# decorator: a function of (terms, divergence) becomes the form of a generator class
+# decorator: registers a function of (terms, divergence) as the form of a divergence class
 perspective_of = partial(entered_in, _FORMS)
 
 
 def perspective(terms: Terms, kind: FDivergence) -> Any:
-    """Return P f(c w/P) of every token (m,), convex; see ``terms.constraints`` too."""
+    """Return P f(c w/P) of every token (m,), convex; it may add to ``terms.constraints``."""
     if type(kind) not in _FORMS:
         raise ValueError(
             f"divergence: must have a form for cvxpy, entered with "
@@ -191,7 +194,7 @@ def _total_variation(terms: Terms, f: FDivergence) -> Any:
 
 @perspective_of(PearsonChi2)
 def _pearson_chi2(terms: Terms, f: FDivergence) -> Any:
-    # (c w − P)²/P written out: where c is large its square would swamp the cone
+    # (c w − P)²/P is multiplied out: a large c would otherwise dominate the entries of the cone
     over = terms.square_over(terms.w, terms.alive)
     return times(terms.c**2, over) - 2 * terms.ratio + terms.alive
 

@@ -1,9 +1,9 @@
-"""Programs on trees of drafted paths: their entries, the constraints of every verifier, the checks.
+"""Build programs on trees of drafted paths: variables, constraints of every verifier, and checks.
 
-The solver sees the part of a tree that can be reached, in variables of order one: w with
-g = p(u) s∘w at every node u, and the alive ratio P = t/p of every child that can be drafted. In
-them t ≤ g reads (p/s) P ≤ w, t ≤ p(ux) reads P ≤ 1, Σ g = t reads s·w = P, and a node pays
-p(u) Σ q P f(s w/(qP)).
+Used by :mod:`solvers.block` and :mod:`solvers.decode`. A program has variables of order one, only
+for the part of a tree that can be reached: w with g = p(u) s∘w at every node u, and the alive ratio
+P = t/p of every child that can be drafted. In these variables t ≤ g becomes (p/s) P ≤ w, t ≤ p(ux)
+becomes P ≤ 1, Σ g = t becomes s·w = P, and a node pays p(u) Σ q P f(s w/(qP)).
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from .path_tree import PathTree
 
 @dataclass(frozen=True)
 class Layout:
-    """The tokens that a program is about: those with q > 0 at nodes that can be reached.
+    """The m entries of a program: the tokens with q > 0 at the nodes that can be reached.
 
-    Of one tree or of several of one shape, one after another. ``start``, ``node`` and ``token``
-    (m,) are the tree of each entry, its node there, and its token.
+    The entries of S trees of one shape follow one another. ``start``, ``node`` and ``token`` (m,)
+    are the tree, the node and the token of each entry.
     """
 
     trees: Sequence[PathTree]
@@ -58,17 +58,17 @@ class Layout:
 
     @cached_property
     def children(self) -> np.ndarray:
-        """Return (n,) the entries that may be drafted; each has a prefix of its own."""
+        """Return the entries (n,) that may be drafted; each leads to a different prefix."""
         return np.flatnonzero(self.weight * self.p > 0)
 
     @property
     def child_prefixes(self) -> np.ndarray:
-        """Return (n,) the prefix of each child, its number in its tree."""
+        """Return the number (n,) of each child's prefix in its tree."""
         return (self.node * self.target.shape[-1] + self.token + 1)[self.children]
 
     @property
     def alive_at(self) -> Any:
-        """Return the matrix (m, n) of the alive ratio at each entry's node, 0 at a root."""
+        """Return the matrix (m, n) that gives the alive ratio at each entry's node, 0 at a root."""
         count, inner = len(self.children), np.flatnonzero(self.node > 0)
         child = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)
         child[self.start[self.children], self.child_prefixes] = np.arange(count)
@@ -92,10 +92,10 @@ class Layout:
 
 
 class Flow:
-    """The constraints of every verifier, in scaled variables w and t, on S trees with ``rounds``.
+    """The constraints that every verifier satisfies, in scaled variables, on S trees.
 
-    ``alive`` (m,) is P at each entry's node, ``tokens`` what is emitted; the first of ``limits`` is
-    t ≤ g.
+    ``rounds`` (S,) is how often a round begins at each tree, ``alive`` (m,) is P at each entry's
+    node, and ``tokens`` the number of emitted tokens. The first of ``limits`` is t ≤ g.
     """
 
     def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:
@@ -111,13 +111,13 @@ class Flow:
         self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.accepted
 
     def spent(self, f: FDivergence) -> tuple[Any, list[Any]]:
-        """Return the metered divergence, and the constraints that its form needs."""
+        """Return the metered divergence, and the constraints on its auxiliary variables."""
         terms = Terms(self.w, self.alive, self.scale / self.layout.q)
         return (self.layout.weight * self.layout.q) @ perspective(terms, f), terms.constraints
 
     @property
     def multipliers(self) -> np.ndarray:
-        """Return α (S, nodes, V) of t ≤ g, once solved."""
+        """Return the multipliers α (S, nodes, V) of t ≤ g, after the program was solved."""
         children, alpha = self.layout.children, np.zeros(len(self.scale))
         worth = self.layout.weight[children] * self.scale[children]
         alpha[children] = self.limits[0].dual_value / worth
@@ -125,11 +125,15 @@ class Flow:
 
 
 class TreeProgram(Attempted[Solution]):
-    """A program whose answers have rows ``target``, ``value``, ``bound``, ``status``.
+    """A program on trees, whose answers have ``target``, ``value``, ``bound`` and ``status``.
 
-    ``built`` returns the problem in one scaling, its flow, and what else the answer is read from;
-    ``answered`` that answer, of rows (S, nodes, V); ``excess`` by how much one exceeds the budget,
-    ``size`` its g (S, nodes, V).
+    A subclass has these methods:
+
+    * ``built(scale)`` returns the problem in one scaling, its flow, and further variables and
+      constraints whose values the answer needs;
+    * ``answered(rows, flow, more, labels)`` returns the answer for rows (S, nodes, V);
+    * ``excess(answer)`` is by how much the answer exceeds the budget;
+    * ``size(answer)`` is the answer's g (S, nodes, V).
     """
 
     promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"

@@ -2,8 +2,8 @@ r"""The optimal program: the best acceptance of any row within the budget.
 
 .. math:: A(δ) = \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; D(h\|q) \le δ
 
-The reference that the closed form is tested against. Prior art for reverse KL: mentored decoding
-(Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474).
+The closed form of :func:`cactus_theory.optimal_acceptance` is tested against this program. Prior
+art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474).
 """
 
 import math
@@ -24,7 +24,7 @@ SUPPORTS = ("target", "free")
 
 @dataclass(frozen=True)
 class OptimalProgram:
-    """A solved optimal program."""
+    """The solution of the optimal program: the row h, its acceptance, and the proof."""
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
     acceptance: float  # Σ min(p, h), the probability of accepting the drafted token
@@ -49,10 +49,10 @@ def solve(
 
     .. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \ge 0,\; Σ h = 1,\; D(h\|q) \le δ
 
-    The answer is checked, not trusted: its row satisfies the budget within 1e-7 and its
-    acceptance meets a bound from the solver's own dual values within 1e-6. Variables are
-    scaled by s = clip(p, q, γ), γ_i the most that any row within the budget can put on i.
-    δ = 0 is h = q and needs no solver; δ = ∞ drops the budget.
+    Every answer is checked: the row must satisfy the budget within 1e-7, and the acceptance must
+    be within 1e-6 of an upper bound from the solver's dual values. Variables are scaled by
+    s = clip(p, q, γ), where γ_i is the most mass that a row within the budget can put on token i.
+    δ = 0 gives h = q without a solver; δ = ∞ drops the budget.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def solve(
         the dtype's tolerance and are divided by their float64 sum.
     divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
     delta : budget ≥ 0 (nats for KL), possibly infinite.
-    support : ``target`` keeps h = 0 where q = 0; ``free`` allows mass there at f′(∞) each,
+    support : ``target`` keeps h = 0 where q = 0; ``free`` allows mass there at the price f′(∞),
         split in proportion to p.
 
     Raises
@@ -68,7 +68,7 @@ def solve(
     ValueError
         Not a distribution, more than one row, a negative budget, an unknown divergence.
     SolverGaveUp, ModuleNotFoundError
-        No answer passed its own check; cvxpy is missing.
+        No answer passed the check; cvxpy is missing.
     """
     started = time.perf_counter()
     q, p = _attempts.one_pair(target_probs, draft_probs)

@@ -20,13 +20,13 @@ from . import _attempts
 from ._conic import generator_budget, most_of
 from ._dual_bounds import halved
 
-# Bisection in log γ starts from at most 700 nats: 40 halvings leave a factor below 1 + 1e-9.
+# The bracket of log γ is at most 700 nats wide: 40 halvings leave γ exact to a factor 1 + 1e-9.
 SCALE_HALVINGS = 40
 
 
 @dataclass(frozen=True)
 class PerProposalProgram:
-    """A solved per-proposal program."""
+    """The solution of the Cactus program: the row h, the raised probability γ, and the proof."""
 
     target: np.ndarray  # (V,) float64, the row h to verify the drafted token against
     raised: float  # γ = h_n
@@ -38,11 +38,12 @@ class PerProposalProgram:
 
 
 def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
-    r"""Return an upper bound on h_i over all rows within the budget, tight to a few digits.
+    r"""Return, for each token, an upper bound on h_i over all rows within the budget.
 
-    By symmetry and convexity the other tokens keep their proportions, so that γ solves
-    :math:`q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ`; for all tokens (V,) at once, by halving
-    the bracket [q, 1] in log γ and keeping its upper end. Only used to scale variables.
+    The largest h_n is reached when all other tokens keep their proportions (by symmetry and
+    convexity), so γ solves :math:`q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ`. The left side rises
+    in γ, so the bracket [q, 1] is halved in log γ, for all tokens (V,) at once. The upper end is
+    returned, which keeps the bound valid. The bounds are only used to scale variables.
     """
     if math.isinf(delta):
         return np.ones_like(q)
@@ -70,10 +71,10 @@ def solve(
 
     .. math:: \max_h h_n \;\text{ s.t. }\; h \ge 0,\; Σ h = 1,\; D(h\|q) \le δ,\; h ≪ q
 
-    The answer is checked, not trusted: its row satisfies the budget within 1e-7 and its
-    value meets a bound from the solver's own dual values within 1e-6. The two-point
-    reduction enters only as the scale of the variables. δ = 0, q_n = 0 and q_n = 1 leave
-    h = q and need no solver.
+    Every answer is checked: the row must satisfy the budget within 1e-7, and γ must be within 1e-6
+    of an upper bound from the solver's dual values. The reduction to two points
+    (:func:`raised_ceiling`) only scales the variables. δ = 0, q_n = 0 and q_n = 1 leave h = q and
+    need no solver.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ def solve(
     ValueError
         Not a distribution, a token outside the vocabulary, a negative budget.
     SolverGaveUp
-        No answer passed its own check.
+        No answer passed the check.
     """
     started = time.perf_counter()
     q, _ = _attempts.one_pair(target_probs, target_probs)

@@ -3,7 +3,7 @@ r"""The program of regret: the best acceptance of any row whose mean regret is w
 .. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; Σ_i h_i ρ_i \le δ,\quad
    ρ_i = \max \ln q − \ln q_i
 
-It is linear, and the reference that the closed form is tested against (THEORY.md, Theorem 30).
+The program is linear; the closed form is tested against it (THEORY.md, Theorem 30).
 """
 
 import math
@@ -15,14 +15,16 @@ from cactus_theory.base import arguments as check
 
 from . import _attempts
 
-# least tolerances of the solver: at its own, 1e-7, it spends on tokens of little regret
+# tightest tolerances of the solver: at the default, 1e-7, its rows overspend on tokens of little
+# regret
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 
 def solve(target_probs: Any, draft_probs: Any, *, delta: float) -> tuple[np.ndarray, float]:
-    """Return the row h (V,) and its acceptance, of rows as for :func:`solvers.optimal.solve`.
+    """Solve the program of regret; return the row h (V,) and its acceptance.
 
-    Raises as that function; ``delta`` is in nats of regret, possibly infinite.
+    Rows and errors are as for :func:`solvers.optimal.solve`; ``delta`` is in nats of regret,
+    possibly infinite.
     """
     optimize = check.optional_module("scipy.optimize", "solvers")
     q, p = _attempts.one_pair(target_probs, draft_probs)

@@ -3,9 +3,9 @@ r"""The sequence program: one budget split over many positions.
 .. math:: \max_{h_1 … h_T} Σ_t Σ_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\; h_t \in Δ,\;
    Σ_t D(h_t\|q_t) \le Δ
 
-At the optimum all positions that can still gain have the same price; this is why a band of
-constant price is the best way to spend a budget. The solver is told nothing of that: the program
-is the reference for :func:`cactus_theory.pooled_acceptance`, which takes any number of rows.
+At the optimum all positions that can still gain have the same price, which is why a band of
+constant price is the best way to spend a budget. The program does not assume this, so it tests
+:func:`cactus_theory.pooled_acceptance`, which does and takes any number of rows.
 """
 
 import time
@@ -24,10 +24,10 @@ from .per_proposal import raised_ceiling
 
 @dataclass(frozen=True)
 class SequenceProgram:
-    """A solved sequence program.
+    """The solution of the sequence program: rows, acceptances, and the proof.
 
-    ``price`` is d(total acceptance)/dΔ, the multiplier of the one budget; inf at Δ = 0 where
-    something could be gained.
+    ``price`` is d(total acceptance)/dΔ, the multiplier of the budget; inf at Δ = 0 if acceptance
+    can be gained.
     """
 
     target: np.ndarray  # (T, V) float64, the row to verify against at each position
@@ -52,24 +52,24 @@ def solve(
 ) -> SequenceProgram:
     r"""Maximise the sum of acceptances under one budget on the sum of divergences.
 
-    The answer is checked, not trusted: the rows satisfy the budget within 1e-7 and the total meets
-    a bound from the solver's own dual values within 1e-6. Tokens with q = 0 get nothing. One cone
-    a token: two seconds for 2,000 of them. Δ = 0 is h = q and needs no solver; total variation
-    and Δ = ∞ are linear programs.
+    Every answer is checked: the rows must satisfy the budget within 1e-7, and the total must be
+    within 1e-6 of an upper bound from the solver's dual values. Tokens with q = 0 get no mass. The
+    program has one cone for each token and takes two seconds for 2,000 tokens. Δ = 0 gives h = q
+    without a solver; total variation and Δ = ∞ are linear programs.
 
     Parameters
     ----------
-    target_probs, draft_probs : (T, V) probabilities of one dtype, a position a row.
+    target_probs, draft_probs : (T, V) probabilities of one dtype, one row for each position.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     delta : the total budget Δ ≥ 0, in the divergence's unit (nats for KL).
 
     Raises
     ------
     ValueError
-        Not (T, V) rows of probabilities, a negative budget, or a Rényi or max-divergence:
-        their sums over positions are no convex budget on the rows.
+        Not (T, V) rows of probabilities, a negative budget, or a Rényi or max-divergence, whose
+        sum over positions is not a convex budget.
     SolverGaveUp, ModuleNotFoundError
-        No answer passed its own check; cvxpy is missing.
+        No answer passed the check; cvxpy is missing.
     """
     started = time.perf_counter()
     rows = tensors.probability_rows(target_probs, draft_probs)
