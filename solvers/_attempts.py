@@ -1,7 +1,7 @@
-"""Check the arguments of programs, run them, and accept answers only if dual values prove them.
+"""Check the arguments of programs, solve them, and accept only answers that dual values prove.
 
-All programs are solved by the one loop of :class:`Attempted`: solvers are tried in turn, each in
-variables scaled by what the one before it found, until an answer passes the program's own check.
+All programs share the loop of :class:`Attempted`: solvers are tried in turn until an answer passes
+the program's check. Each solver's variables are scaled by the answer of the solver before.
 """
 
 import math
@@ -21,24 +21,24 @@ from . import _conic
 from ._dual_bounds import lagrange_bound
 from ._perspective import Scaled, counted, cvxpy
 
-# Most divergence above the budget, in D's unit; interior-point answers are good to about 1e-9.
+# Most divergence above the budget, in D's unit; interior-point answers are exact to about 1e-9.
 FEASIBILITY = 1e-7
-# Most gap below its own dual bound of an answer that is called optimal.
+# Largest distance from the dual bound at which an answer counts as optimal.
 OPTIMALITY = 1e-6
 
-# Least scale of a token, as a share of q, taken from a failed attempt's answer.
+# Least scale of a token, as a share of q, when the scale comes from a failed attempt's answer.
 SMALLEST_SCALE = 1e-6
 
-# Largest gap, as a share of the price, at which a sum over positions is not solved again at the
-# scale of the rows found: a price is as accurate as its bound is tight (a gap of 4e-7 left a price
-# 0.2 % off).
+# A program with several positions is solved again, at the scale of the rows found, if its gap
+# exceeds this share of the price: the price is only as accurate as the bound is tight (a gap of
+# 4e-7 left a price 0.2 % off).
 SHARP = 1e-7
 
-# Tight first: the gap then stays near 1e-10. Rows that stall there may pass at the defaults.
+# With tight tolerances the gap stays near 1e-10; rows that stall may pass at the solver's defaults.
 _TIGHT = {"tol_gap_abs": 1e-10, "tol_gap_rel": 1e-10, "tol_feas": 1e-10, "max_iter": 200}
-# Shorter steps stay away from the cones' boundaries, and the strategy changes before steps shrink
-# to nothing. That is no slower, and rows of a real model that end in numerical trouble at the
-# solver's own settings (about one in ten) are solved.
+# Tried first. Shorter steps stay away from the cones' boundaries, and the strategy changes before
+# steps shrink to nothing. This takes no longer, and solves the rows of a real model (about one in
+# ten) that end in numerical trouble at the solver's default settings.
 _CAREFUL = {**_TIGHT, "max_step_fraction": 0.9, "min_switch_step_length": 0.02}
 _VERY_CAREFUL = {**_TIGHT, "max_step_fraction": 0.8, "equilibrate_enable": False}
 
@@ -57,7 +57,7 @@ def checked_budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence
 
 
 def additive(divergence: str | Divergence) -> FDivergence:
-    """Return an f-divergence, whose values may be summed over rows."""
+    """Return a divergence that may be summed over rows; raise ValueError for other divergences."""
     kind = read_divergence(divergence)
     if kind.generator is None or not kind.additive:
         raise ValueError(f"divergence: must be an f-divergence to be summed; got {kind.spec!r}")
@@ -73,10 +73,10 @@ def token_index(token: Any, vocabulary: int) -> int:
 
 
 def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
-    """Return the slope of the best Σ min(p, h) at δ = 0, where h = q; 0 if nothing is gained.
+    """Return dA/dδ at δ = 0, where h = q; 0 if no acceptance can be gained.
 
-    Where p > q > 0 the first bit of divergence has an infinite price, as f is flat at 1. Mass
-    on tokens with q = 0, if ``free``, costs f′(∞) − f′(1) each.
+    If p > q > 0 for some token, the slope is infinite for every f that is flat at 1. With ``free``,
+    mass on tokens with q = 0 costs f′(∞) − f′(1) per unit.
     """
     raised = (p > q) & (q > 0)
     one, zero = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -87,23 +87,23 @@ def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = 
         return 1 / f.kink if f.kink else math.inf
     if not (free and (p[q == 0] > 0).any()):
         return 0.0
-    # mass taken away where h < q has the left slope at 1, half a kink below slope_at_one
+    # mass is taken from tokens at h/q = 1, where the left slope is half a kink below slope_at_one
     price = one / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
     return float(kind.price_from_generator(price, zero))
 
 
 def forced(q: np.ndarray, cap: np.ndarray, price: float) -> "Answer":
-    """Return the answer h = q, where nothing else is allowed."""
+    """Return the answer h = q, for programs that allow no other row."""
     value = float(np.minimum(cap, q).sum())
     return Answer(q, 0.0, value, 0.0, price, value, "identity", "exact")
 
 
 class SolverGaveUp(RuntimeError):
-    """No attempt returned a row that is feasible and meets its dual bound."""
+    """No solver returned a row that is feasible and meets the dual bound."""
 
 
 def unproven(status: str, value: float, bound: float) -> str | None:
-    """Return why a value is not called optimal, None if it meets its bound."""
+    """Return why a value does not count as optimal, or None if it meets its bound."""
     if abs(bound - value) <= OPTIMALITY:
         return None
     return f"{status}, but {value:.9g} misses its bound {bound:.9g}"
@@ -116,11 +116,11 @@ def proof_of(answer: Any, value: float, started: float) -> dict[str, Any]:
 
 
 def believable(problem: Any, solver: str, options: dict) -> bool:
-    """Solve ``problem`` silently; return whether it has values that can be checked."""
+    """Solve ``problem`` without warnings; return whether all its variables have finite values."""
     cp = cvxpy()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an inaccurate status: the answer is checked
+            warnings.simplefilter("ignore")  # of inaccuracy: the answer is checked anyway
             problem.solve(solver=solver, **options)
     except (cp.SolverError, ArithmeticError, ValueError):
         return False
@@ -130,13 +130,13 @@ def believable(problem: Any, solver: str, options: dict) -> bool:
     )
 
 
-# cvxpy's name of a solver, and its options
+# cvxpy's name of a solver, and the solver's options
 Solver = tuple[str, dict[str, Any]]
 Solution = TypeVar("Solution")
 
 
 class Attempted(Generic[Solution]):
-    """A program that solvers try in turn, each answer being checked."""
+    """A program that several solvers try in turn, until an answer passes the check."""
 
     promise: str = ""  # the conditions on an answer, for the error message
 
@@ -146,27 +146,27 @@ class Attempted(Generic[Solution]):
 
     @property
     def solvers(self) -> list[Solver]:
-        """Return solvers to try in turn; linear programs go to a simplex method first."""
+        """Return the solvers to try in turn; for a linear program the first is a simplex method."""
         interior = [("CLARABEL", options) for options in (_CAREFUL, _VERY_CAREFUL, _TIGHT, {})]
         return [("HIGHS", {}), *interior] if self.linear else interior
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Solution | None:
-        """Return one solver's cleaned answer with its bound, or None if it has none."""
+        """Return one solver's cleaned answer with its bound, or None without an answer."""
         raise NotImplementedError
 
     def fault(self, answer: Solution) -> str | None:
-        """Return why an answer is not accepted, None if it is."""
+        """Return why an answer is not accepted, or None if it is accepted."""
         raise NotImplementedError
 
     def rescaled(self, answer: Solution | None, scale: np.ndarray) -> np.ndarray:
-        """Return the scale after an attempt that failed: its answer, or q if there was none."""
+        """Return the scale for the next solver: the failed answer, or q without an answer."""
         raise NotImplementedError
 
     def solve(self, scale: np.ndarray) -> Solution:
-        """Return the first answer that keeps its promise within 1e-7, and its bound within 1e-6.
+        """Return the first answer that meets its constraints within 1e-7 and its bound within 1e-6.
 
-        ``scale`` (m,) is a positive guess of the size of h; it changes how well the solver
-        works, not the optimum. Raises SolverGaveUp if no attempt passed its own check.
+        ``scale`` (m,) is a positive guess of h. A good guess helps the solver, but does not change
+        the optimum. Raises SolverGaveUp if no answer passed the check.
         """
         faults = []
         for solver in self.solvers:
@@ -181,7 +181,7 @@ class Attempted(Generic[Solution]):
 
 @dataclass(frozen=True)
 class Answer:
-    """A checked solution: h (m,) where q > 0, mass z where q = 0, and its proof."""
+    """A solver's answer: h (m,) where q > 0, mass z where q = 0, value, price and bound."""
 
     h: np.ndarray
     z: float
@@ -199,16 +199,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Program(Attempted[Answer]):
-    """Maximise Σ min(c, h) over rows h with D(h‖q) ≤ δ; or over several rows that share δ.
+    """The program max Σ min(c, h) with D(h‖q) ≤ δ, for one row or several rows that share δ.
 
-    ``q`` and ``cap`` (m,) are the target on tokens with q > 0 and the caps c of the reward.
+    ``q`` and ``cap`` (m,) are the target and the caps c of the reward, on the tokens with q > 0.
     """
 
     kind: Divergence
     delta: float  # in the divergence's unit (nats for KL)
     q: np.ndarray
     cap: np.ndarray
-    zero_cap: float | None = None  # reward on tokens with q = 0, None if no mass may go there
+    zero_cap: float | None = None  # Σc over tokens with q = 0; None: these have no mass
     position: np.ndarray | None = None  # (m,) the row of each token, from 0; None for one row
     promise: str = (
         f"the answer must satisfy its budget within {FEASIBILITY:g} and meet its dual bound"
@@ -219,7 +219,11 @@ class Program(Attempted[Answer]):
         return self.kind.linear or math.isinf(self.delta)
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
-        """Return one solver's answer; of positions the sharper of two if the first is blunt."""
+        """Return one solver's answer.
+
+        With several positions and a loose first bound, solve twice and return the answer with the
+        smaller gap.
+        """
         first = self._once(scale, solver)
         if first is None or self.position is None or abs(first.gap) <= SHARP * first.price:
             return first
@@ -233,7 +237,7 @@ class Program(Attempted[Answer]):
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
         budget = _conic.budget(row, self.kind, self.delta)
-        own = self.position  # the tokens of each row sum to 1
+        own = self.position  # if there are several rows, each must sum to 1
         total = row.total if own is None else counted(own, np.arange(len(own))) @ row.h
         whole = total == 1
         reward = self._kept(row) + (0 if self.zero_cap is None else cp.minimum(z, self.zero_cap))
@@ -252,7 +256,7 @@ class Program(Attempted[Answer]):
         return np.zeros(len(self.q), dtype=int) if self.position is None else self.position
 
     def _kept(self, row: Scaled) -> Any:
-        """Return Σ min(c, h), which is h_n if there is one row and c is one-hot."""
+        """Return Σ min(c, h), which is simply h_n for one row and a one-hot c."""
         whole = np.flatnonzero(self.cap >= 1)
         if len(whole) and self.position is None:
             return row.s[whole] @ row.w[whole]
@@ -266,7 +270,7 @@ class Program(Attempted[Answer]):
         price: float,
         labels: tuple[str, str],
     ) -> Answer:
-        """Measure a row and bound it from the multipliers λ of the budget and μ of each Σh = 1."""
+        """Return the answer of a row, with the bound at the multipliers λ and μ of Σh = 1."""
         value = float(np.minimum(self.cap, h).sum()) + min(self.zero_cap or 0.0, z)
         problem = self.kind, self.q, self.cap, self.delta
         bound = lagrange_bound(*problem, multipliers, self.zero_cap, self._positions)

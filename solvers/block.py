@@ -3,12 +3,13 @@ r"""The block program: the best lossy verification of one drafted path, by any v
 .. math:: \max_{g, t} \; 1 + Σ t(ux) − ν Σ_u D(g_u\|t(u) q_u) \;\text{ s.t. }\;
    t(ux) \le g(u, x),\; t(ux) \le p(ux),\; Σ_x g(u, x) = t(u),\; t(\text{root}) = 1
 
-over all prefixes u of fewer than K drafted tokens and all tokens x: p(ux) is the probability of
-drafting ux, t(ux) that of accepting it too, g(u, x) that of emitting x after u. Every verifier of
-one path keeps to these limits, whatever coins it shares and wherever it looks, and verifying
-the block towards h = g/t keeps t at the least of them (Sun et al. 2024, arXiv 2403.10444): the
-value is the optimum, and h reaches it. Divergence is metered: D(h‖q) at every node that is
-reached, nothing for the bonus token. Source: THEORY.md, Theorem 13.
+over all prefixes u of fewer than K drafted tokens and all tokens x. p(ux) is the probability of
+drafting ux, t(ux) the probability of drafting and accepting ux, and g(u, x) the probability of
+emitting x after u. Every verifier of one path satisfies these constraints, whatever random numbers
+and rows it uses. Block verification towards h = g/t attains the largest t that the constraints
+allow (Sun et al. 2024, arXiv 2403.10444). So the value of the program is the optimum over all
+verifiers, and h attains it. Divergence is metered as D(h‖q) at every reached node; a bonus token
+costs nothing. Source: THEORY.md, Theorem 13.
 """
 
 import math
@@ -29,17 +30,17 @@ from ._perspective import cvxpy
 from ._trees import Flow, Layout, TreeProgram
 from .path_tree import Followed, PathTree, follow
 
-# halvings of the bracket [0, 1] of a row's lower edge, to below an ulp
+# halvings of the bracket [0, 1] of a row's lower edge, to below rounding
 HALVINGS = 60
 PRICE, PER_TOKEN = "price", "per_token"
 
 
 @dataclass(frozen=True)
 class BlockProgram:
-    """A solved block program; rows and prefixes in the tree's order.
+    """The solution of the block program, with rows and prefixes in the tree's order.
 
-    ``price`` is the ν at which the price form has this optimum: ∞ if it is lossless by force, 0 if
-    everything that can be accepted is.
+    ``price`` is the ν at which the price form has the same optimum: ∞ if nothing may be spent, 0 if
+    every token that can be accepted is accepted.
     """
 
     tokens: float  # per target call, the recovered or bonus token included
@@ -50,10 +51,10 @@ class BlockProgram:
     price: float
     bound: float  # proven upper bound on the value
     gap: float  # bound minus value
-    target: np.ndarray  # (nodes, V) h, the row to verify against; q where none is reached
+    target: np.ndarray  # (nodes, V) h, the row to verify against; q at nodes that are not reached
     alive: np.ndarray  # (nodes + V^K,) the probability of accepting a prefix if drafted, t/p
     reached: np.ndarray  # (nodes + V^K,) t
-    multipliers: np.ndarray  # (nodes, V) of t ≤ g: what mass on a token is worth at a price
+    multipliers: np.ndarray  # (nodes, V) of t ≤ g: the worth of mass on a token, at the price
     solver: str  # the solver; ``identity`` if none was needed
     status: str  # the solver's status
     seconds: float  # wall time, building the program included
@@ -68,15 +69,15 @@ def solve(
 ) -> BlockProgram:
     r"""Maximise tokens per target call at a price or within a budget of metered divergence.
 
-    The answer is checked, not trusted. The solver's rows are clipped and divided by their sums
-    and followed through the tree exactly, so that what is returned can be done: ``tokens``,
-    ``divergence`` and ``value`` are those of ``target`` itself. The value must meet, within
-    1e-6, an upper bound that holds at any multipliers (:mod:`solvers._dual_bounds`), and a budget
-    is kept within 1e-7. Nothing is emitted where q = 0; prefixes with p = 0 have no variables.
+    Every answer is checked. The solver's rows are clipped, divided by their sums, and followed
+    through the tree exactly, so ``tokens``, ``divergence`` and ``value`` are the exact results of
+    verifying towards ``target``. The value must be within 1e-6 of an upper bound that holds at any
+    multipliers (:mod:`solvers._dual_bounds`), and a budget is kept within 1e-7. Tokens with q = 0
+    are never emitted; prefixes with p = 0 have no variables.
 
     Parameters
     ----------
-    tree : the rows by prefix. A second for about a hundred of them.
+    tree : the rows by prefix; about a hundred rows take a second.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     price : ν ≥ 0, tokens given up for a unit of divergence; ∞ is lossless.
     per_token : budget κ ≥ 0 on the metered divergence per emitted token (linear in t as well).
@@ -85,12 +86,12 @@ def solve(
     Raises
     ------
     ValueError
-        Not exactly one of price and budgets, a negative one, a Rényi or max-divergence: their
-        sums over nodes are no convex function of g and t.
+        Not exactly one of ``price`` and ``per_token``, a negative amount, or a Rényi or
+        max-divergence, whose sum over nodes is not convex in g and t.
     TypeError
         Not a PathTree.
     SolverGaveUp, ModuleNotFoundError
-        No answer passed its own check (a RuntimeError); cvxpy is missing.
+        No answer passed the check (a RuntimeError); cvxpy is missing.
     """
     started = time.perf_counter()
     if not isinstance(tree, PathTree):
@@ -117,19 +118,19 @@ def solve(
 
 @dataclass(frozen=True)
 class Goal:
-    """The objective: tokens − price·divergence, or tokens within a budget."""
+    """The objective of the program: tokens − price·divergence, or tokens within a budget."""
 
     form: str
     amount: float
 
     def value(self, followed: Followed) -> float:
-        """Return the objective's value for rows with the result ``followed``."""
+        """Return the objective of rows from ``followed``, the result of verifying towards them."""
         if self.form != PRICE:
             return followed.tokens
         return followed.tokens - (self.amount * followed.divergence if self.amount else 0.0)
 
     def excess(self, followed: Followed) -> float:
-        """Return by how much rows exceed the budget, −∞ where there is none."""
+        """Return by how much rows exceed the budget; −∞ if the goal is a price."""
         if self.form == PRICE:
             return -math.inf
         return followed.divergence - self.amount * followed.tokens
@@ -143,7 +144,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Answer:
-    """A checked answer: h and α (nodes, V), what h comes to and is worth, ν, the bound, labels."""
+    """An answer of a solver: h and α (nodes, V), the exact result of h, ν, the bound, labels."""
 
     target: np.ndarray
     alpha: np.ndarray
@@ -157,7 +158,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Program(TreeProgram[Answer]):
-    """The program of a goal on a tree, given an f-divergence."""
+    """The block program for a tree, an f-divergence and a goal."""
 
     tree: PathTree
     f: FDivergence
@@ -165,19 +166,21 @@ class Program(TreeProgram[Answer]):
 
     @cached_property
     def layout(self) -> Layout:
-        """Return the tokens that it is about."""
+        """Return the entries of the program."""
         return Layout.of([self.tree])
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it."""
+        """Return whether the program is linear, so that a simplex method can solve it."""
         return self.f.linear
 
     @property
     def guess(self) -> np.ndarray:
-        """Return a positive guess of h: the draft, kept between q and what a price can pay for.
+        """Return a positive guess of h, the scale of the variables: the draft row, clipped.
 
-        One unit of mass is worth 1 + K at most, so that ν f′(h/q) rises by no more than that.
+        The lower limit is q, the upper limit the most that a price can pay for: a unit of mass is
+        worth at most 1 + K, so ν f′(h/q) exceeds its value at h = q by no more. For a budget the
+        guess is the geometric mean of q and max(p, q), a heuristic.
         """
         q, p = self.layout.q, self.layout.p
         if self.goal.form != PRICE or not self.f.smooth:
@@ -187,7 +190,7 @@ class Program(TreeProgram[Answer]):
         return np.clip(p, q, q * float(self.f.ratio_at(slope)))
 
     def built(self, scale: np.ndarray) -> tuple[Any, Flow, tuple[Any, ...]]:
-        """Return the problem in one scaling, its flow, and the budget's constraint if any."""
+        """Return the problem for one scale, its flow, and the constraint of a budget, if any."""
         cp, goal, flow = cvxpy(), self.goal, Flow(self.layout, scale, np.ones(1))
         spent, forms = flow.spent(self.f)
         limits = [*flow.limits, *forms]
@@ -197,9 +200,10 @@ class Program(TreeProgram[Answer]):
         return cp.Problem(cp.Maximize(flow.tokens), [*limits, budget]), flow, (budget,)
 
     def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
-        """Return an answer of the price form, α (nodes, V) and ν.
+        """Return the answer, with α (nodes, V) and ν converted to the price form.
 
-        Tokens enter a budget per token as well: with its multiplier y one of them counts 1 + yκ.
+        A budget per token also has the tokens on its right side. So with the budget's multiplier y
+        a token counts 1 + yκ in the Lagrangian, by which α and y are divided.
         """
         price = max(0.0, float(np.sum(more[0].dual_value))) if more else self.goal.amount
         unit = 1 + price * self.goal.amount if self.goal.form == PER_TOKEN else 1.0
@@ -229,7 +233,7 @@ def _goal(**knobs: float | None) -> Goal:
 
 
 def _without_solver(tree: PathTree, f: FDivergence, goal: Goal) -> Answer | None:
-    """Return the answer at the ends: nothing may be spent, or more than is needed."""
+    """Return the answer if nothing may be spent or the budget never binds, else None."""
     nothing = math.inf if goal.form == PRICE else 0.0
     if goal.amount == nothing:
         return _known(tree, tree.target, f, math.inf)
@@ -241,7 +245,10 @@ def _without_solver(tree: PathTree, f: FDivergence, goal: Goal) -> Answer | None
 
 
 def _known(tree: PathTree, rows: np.ndarray, f: FDivergence, price: float) -> Answer:
-    """Return rows known to be optimal: the only lossless ones, or those accepting everything."""
+    """Return the answer of rows that are optimal without a solver, with a proof.
+
+    These are the lossless rows (price ∞), or the rows that accept every possible token (price 0).
+    """
     followed = follow(tree, rows, f)
     alpha = lossless_multipliers(tree, followed.alive) if price else np.zeros_like(rows)
     bound = price_bound(tree, alpha, f, price)
@@ -249,9 +256,9 @@ def _known(tree: PathTree, rows: np.ndarray, f: FDivergence, price: float) -> An
 
 
 def accepting_rows(tree: PathTree) -> np.ndarray:
-    """Return the rows (nodes, V) nearest to q that accept every token with q > 0.
+    """Return the rows (nodes, V) nearest to q that accept every drafted token with q > 0.
 
-    h = max(p, a q), with mass 1, has the least divergence of all rows h ≥ p on q > 0.
+    h = max(p, a q), with mass 1, has the least divergence of all rows with h ≥ p where q > 0.
     """
     q, p = tree.target, np.where(tree.target > 0, tree.draft, 0.0)
     ends = np.zeros((len(q), 1)), np.ones((len(q), 1))

@@ -6,14 +6,14 @@ r"""The decode program: the fewest target calls a token, over all ways to verify
    Σ_s Σ_u D(g_s(u)\|t_s(u) q_s(u)) \le κ Σ_s Σ_u t_s(u), \qquad
    μ_{s'} = \Pr(\text{a round ends in } s')
 
-for two Markov models: a row follows from the state s of the text, its last token. μ is how often a
-round begins in each state, and each state has the block program (:mod:`solvers.block`) of K drafted
-tokens, scaled by μ. Every verifier of a long text whose bonus tokens come from the target keeps to
-these limits on average, whatever it knows and however it plans from round to round; verifying each
-block towards h = g/t reaches them if rounds lead to one closed set of states. So the value is a
-ceiling on tokens per target call at κ of metered divergence per emitted token. The dual gives
-the proof: with the potential π_s of beginning a round in s, a round from s is worth at most what
-the block program's dual allows where ending it in s' earns π_{s'}. Source: THEORY.md, Theorem 20.
+for two Markov models, whose rows depend only on the state s of the text, the last token. μ_s is how
+often a round begins in state s, and each state has the block program (:mod:`solvers.block`) of K
+drafted tokens, scaled by μ_s. Every verifier of a long text whose bonus tokens come from the target
+satisfies these constraints on average, even if it plans from round to round. Verifying each block
+towards h = g/t attains the optimum if rounds lead to one closed set of states. So the value is a
+ceiling on tokens per target call at κ of metered divergence per emitted token. The proof is the
+dual: let π_s be the potential of beginning a round in s. A round from s is then worth at most the
+bound of the block program in which ending in s' earns π_{s'}. Source: THEORY.md, Theorem 20.
 """
 
 import math
@@ -35,15 +35,15 @@ from ._perspective import counted, cvxpy, times
 from ._trees import Flow, Layout, TreeProgram
 from .path_tree import Followed, PathTree, count_prefixes, follow, state_tree
 
-# squarings of the lazy chain of states, until only its recurrent part is left
+# squarings of the chain of states: 2^60 rounds, after which only recurrent states have mass
 SQUARINGS = 60
-# most prefixes of all states together, and most cells of their end states' matrix (64 MiB)
+# most prefixes of all states together, and most cells of the matrix of end states (64 MiB)
 MOST_PREFIXES, MOST_CELLS = 20_000, 2**23
 
 
 @dataclass(frozen=True)
 class DecodeProgram:
-    """A solved decode program."""
+    """The solution of the decode program: tokens per target call, rows, and the proof."""
 
     tokens: float  # per target call in a long text, the recovered or bonus token included
     divergence: float  # metered per emitted token, in the divergence's unit (nats for KL)
@@ -67,15 +67,15 @@ def solve(
 ) -> DecodeProgram:
     r"""Maximise tokens per target call within a budget of metered divergence per emitted token.
 
-    The answer is checked: the solver's rows are clipped, divided by their sums and followed
-    through every tree and the chain of states, so that ``tokens`` and ``divergence`` are what
-    verifying towards ``target`` comes to; ``tokens`` must meet a proven bound within 1e-6, and
-    the budget is kept within 1e-7. Where some states are never left for others, rounds are
-    counted in the best of the closed sets.
+    Every answer is checked. The solver's rows are clipped, divided by their sums, and followed
+    through every tree and the chain of states, so ``tokens`` and ``divergence`` are the exact
+    results of verifying towards ``target``. ``tokens`` must be within 1e-6 of a proven bound, and
+    the budget is kept within 1e-7. If the states have several closed sets, the value is that of the
+    best set.
 
     Parameters
     ----------
-    target_probs, draft_probs : (V, V), the row after each token.
+    target_probs, draft_probs : (V, V), one row for each last token.
     num_draft_tokens : K ≥ 1.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     per_token : budget κ ≥ 0, in the divergence's unit; 0 is lossless, ∞ free.
@@ -83,11 +83,11 @@ def solve(
     Raises
     ------
     ValueError
-        Rows that are none or not (V, V), a negative budget, a Rényi or
-        max-divergence, more than 5,000 prefixes a state or 20,000 of all states, more than 2²³
-        of states × prefixes of all states × V.
+        Not (V, V) rows of probabilities, a negative budget, a Rényi or max-divergence, more than
+        5,000 prefixes in a state or 20,000 in all states, or states × prefixes of all states × V
+        above 2²³.
     SolverGaveUp, ModuleNotFoundError
-        No answer passed its own check (a RuntimeError); cvxpy is missing.
+        No answer passed the check (a RuntimeError); cvxpy is missing.
     """
     started = time.perf_counter()
     kind = _attempts.additive(divergence)
@@ -110,7 +110,7 @@ def solve(
 
 
 def _check_size(shape: tuple[int, ...], depth: int) -> None:
-    """Raise for rows that are not (V, V), or too many, before any of the program is built."""
+    """Raise ValueError, before the program is built, for rows that are not (V, V) or too many."""
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"target_probs: must be (V, V), a row after each token; got shape {shape}")
     states = shape[0]
@@ -128,7 +128,7 @@ def _check_size(shape: tuple[int, ...], depth: int) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """A checked answer: rows, what they come to in a long text, and the proof."""
+    """An answer of a solver: rows, their exact results in a long text, and the proof."""
 
     target: np.ndarray
     followed: list[Followed]
@@ -140,7 +140,7 @@ class Answer:
 
     @property
     def value(self) -> float:
-        """Return the tokens per call."""
+        """Return the tokens per target call."""
         return float(self.occupancy @ [each.tokens for each in self.followed])
 
     @property
@@ -151,7 +151,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Program(TreeProgram[Answer]):
-    """The program of S trees; ``states`` (S, nodes + V^K) are those at every prefix."""
+    """The decode program of S trees; ``states`` (S, nodes + V^K) has the state at each prefix."""
 
     trees: Sequence[PathTree]
     states: np.ndarray
@@ -160,16 +160,16 @@ class Program(TreeProgram[Answer]):
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it: nothing or anything may be spent, too."""
+        """Return whether the program is linear; so is any program with a budget of 0 or ∞."""
         return self.f.linear or self.budget in (0.0, math.inf)
 
     @cached_property
     def layout(self) -> Layout:
-        """Return the tokens that it is about."""
+        """Return the entries of the program."""
         return Layout.of(self.trees)
 
     def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
-        """Return the rows followed exactly, how often rounds begin in each state, and the bound."""
+        """Return the answer: exact results, occupancy of the states, price and bound."""
         rounds, *multipliers = more
         pairs = zip(self.trees, rows, strict=True)
         followed = [follow(tree, own, self.f) for tree, own in pairs]
@@ -188,7 +188,7 @@ class Program(TreeProgram[Answer]):
         return answer.occupancy[:, None, None] * alive[..., None] * answer.target
 
     def built(self, scale: np.ndarray) -> tuple[Any, Flow, tuple[Any, ...]]:
-        """Return the problem in one scaling, its flow, and μ, balance of states, budget."""
+        """Return the problem for one scale, its flow, and (μ, balance of states, budget)."""
         cp, layout = cvxpy(), self.layout
         rounds = cp.Variable(len(self.trees), nonneg=True)
         flow = Flow(layout, scale, rounds)
@@ -218,7 +218,7 @@ class Program(TreeProgram[Answer]):
         return price, float(max(bounds))
 
     def _arrivals(self, flow: Flow) -> Any:
-        """Return how often rounds end in each state, (S,), from g (m,) and t (n,)."""
+        """Return how often rounds end in each state (S,), a linear function of g and t."""
         layout, count = self.layout, len(self.trees)
         children, prefix = layout.children, layout.child_prefixes
         ends = counted(layout.token, np.arange(len(layout.token)), (count, len(layout.token)))
@@ -229,19 +229,23 @@ class Program(TreeProgram[Answer]):
         return ends @ emitted + (bonus - ends[:, children].toarray()) @ accepted
 
     def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
-        """Return (S,) how often a round towards ``rows`` ends in each state, exactly."""
+        """Return the exact probability (S,) that a round towards ``rows`` ends in each state."""
         emitted = followed.reached[: len(rows), None] * rows
         recovered = np.maximum(emitted - followed.reached[1:].reshape(rows.shape), 0.0)
         return followed.reached[len(rows) :] @ self._bonus[states[len(rows) :]] + recovered.sum(0)
 
     @cached_property
     def _bonus(self) -> np.ndarray:
-        """Return (S, S) the target's row in each state."""
+        """Return the target's row in each state, (S, S)."""
         return np.stack([tree.target[0] for tree in self.trees])
 
 
 def settled(begun: np.ndarray, moves: np.ndarray) -> np.ndarray:
-    """Return the long-run law (S,) of a chain begun with the weights ``begun``."""
+    """Return the long-run law (S,) of a Markov chain that begins with the law ``begun``.
+
+    The lazy chain (stay with probability ½) has the same long-run law and no periods, so repeated
+    squaring of its matrix converges.
+    """
     lazy = (np.eye(len(moves)) + moves / moves.sum(-1, keepdims=True)) / 2
     for _ in range(SQUARINGS):
         lazy = lazy @ lazy

@@ -1,4 +1,4 @@
-r"""Design a row under constraints of your own, on top of the optimal program.
+r"""Design a row h that maximises acceptance under constraints that you choose.
 
 .. math:: \max_h Σ_i \min(p_i, h_i) \;\text{ s.t. }\; h \in Δ,\; h ≪ q,\;\text{your constraints}
 
@@ -9,9 +9,9 @@ r"""Design a row under constraints of your own, on top of the optimal program.
 >>> round(float(row.target[2]), 6)
 0.3
 
-Any number of divergences, protected tokens, floors, caps on the ratio h/q and expectations.
-No answer is returned without a proof: the row must meet every constraint within 1e-7, and a
-bound from the solver's own multipliers.
+A design may have any number of divergence budgets, protected tokens, floors, caps on the ratio h/q
+and expectations. Every answer comes with a proof: the row must meet every constraint within 1e-7,
+and its acceptance an upper bound from the solver's multipliers within 1e-6.
 A row of 20,000 tokens takes 20 seconds.
 """
 
@@ -40,14 +40,17 @@ from ._dual_bounds import Lagrangian
 from ._perspective import Scaled, cvxpy
 from .per_proposal import raised_ceiling
 
-# rounds of rescaling the entries between their limits; entries at a limit are fixed
+# most rounds of rescaling the entries that lie between their limits, so that the row sums to 1
 POLISHING = 8
 
 Tokens = int | Iterable[int]
 
 
 class Infeasible(ValueError):
-    """No row meets all constraints; ``constraints`` names a smallest set of them in conflict."""
+    """No row meets all constraints; ``constraints`` names constraints in conflict.
+
+    None of these can be left out without ending the conflict.
+    """
 
     def __init__(self, constraints: Sequence[str]) -> None:
         self.constraints = tuple(constraints)
@@ -56,17 +59,18 @@ class Infeasible(ValueError):
 
 @dataclass(frozen=True)
 class DesignedRow:
-    """A solved design.
+    """The solution of a design: the row h, its acceptance, slacks and duals, and the proof.
 
-    ``duals`` are by constraint the acceptance that one unit of room buys: of a higher budget, cap
-    or ``at_most``, of a lower floor or ``at_least``. By token for limits, in probability. 0 where
-    the row is further than 1e-4 from the limit (relative to it).
+    ``duals`` has for each constraint the acceptance that one unit of room buys: a higher budget,
+    cap or ``at_most``, or a lower floor or ``at_least``. For limits on tokens the duals are by
+    token, in units of probability. A dual is 0 if the row is further than 1e-4 (relative) from the
+    limit.
     """
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
     acceptance: float  # Σ min(p, h)
     lossless: float  # Σ min(p, q), for comparison
-    slacks: dict[str, float]  # how far each is from binding; its most binding token for limits
+    slacks: dict[str, float]  # distance of each constraint from binding, for limits the least one
     duals: dict[str, Dual]
     bound: float  # proven upper bound on the acceptance
     gap: float  # bound minus acceptance
@@ -77,7 +81,7 @@ class DesignedRow:
 
 @dataclass(frozen=True)
 class Design:
-    """A target row, a draft row and the constraints so far; every method returns a new design.
+    """A target row, a draft row and constraints; each method returns a design with one more.
 
     Parameters
     ----------
@@ -86,8 +90,8 @@ class Design:
     Raises
     ------
     ValueError, TypeError
-        Not a pair of rows, an unknown divergence, a token or a number out of range, a name
-        that is taken: each method checks what it is given.
+        Not a pair of rows, an unknown divergence, a token or a number out of range, a name that is
+        already used; each method checks its arguments.
     """
 
     target_probs: Any
@@ -105,12 +109,12 @@ class Design:
         return self._with(BudgetConstraint(f"budget {kind.spec}", kind, amount))
 
     def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
-        """Add h ≤ q on ``tokens``: they are never emitted more often than by the target."""
+        """Add h ≤ q on ``tokens``, which are then never emitted more often than by the target."""
         ids = self._tokens(tokens)
         return self._with(LimitConstraint(name, ids, self.target_probs[ids], 1))
 
     def cap(self, ratio: float, tokens: Tokens | None = None, name: str | None = None) -> "Design":
-        """Add h ≤ ratio · q on ``tokens`` or everywhere."""
+        """Add h ≤ ratio · q on ``tokens``, or on all tokens."""
         ratio = check.number("ratio", ratio, 0.0)
         ids = np.arange(len(self.target_probs)) if tokens is None else self._tokens(tokens)
         name = name or ("cap" if tokens is None else f"cap {','.join(map(str, ids))}")
@@ -118,7 +122,7 @@ class Design:
         return self._with(LimitConstraint(name, ids, limits, 1))
 
     def floor(self, floors: Mapping[int, float]) -> "Design":
-        """Add h ≥ floors[token] for each token, each a constraint of its own."""
+        """Add h ≥ floors[token] for each token, as separate constraints."""
         design = self
         for token, value in floors.items():
             ids, least = self._tokens(token), check.number(f"floor {token}", value, 0.0, 1.0)
@@ -156,10 +160,9 @@ class Design:
         Raises
         ------
         Infeasible
-            A ValueError: no row meets all constraints; ``constraints`` names a set of them in
-            conflict, none of which can be left out.
+            No row meets all constraints (a ValueError).
         SolverGaveUp, ModuleNotFoundError
-            No answer passed its own check (a RuntimeError); cvxpy is missing.
+            No answer passed the check (a RuntimeError); cvxpy is missing.
         """
         return _solved(self.target_probs, self.draft_probs, self.constraints)
 
@@ -183,9 +186,9 @@ class Design:
 
 @dataclass
 class Attempt:
-    """A program in one scaling, solved or not, with its row cleaned and what proves it."""
+    """One solver's attempt at a design: the cleaned row, if there is one, and its bound."""
 
-    q: np.ndarray  # (m,) where q > 0, as p
+    q: np.ndarray  # (m,), on the tokens with q > 0, like p
     p: np.ndarray
     constraints: dict[str, Constraint]
     total: Any
@@ -196,7 +199,7 @@ class Attempt:
 
     @property
     def row(self) -> np.ndarray:
-        """Return h (m,) where q > 0, of an attempt that has one."""
+        """Return h (m,) on the tokens with q > 0; only for an attempt with a row."""
         assert self.h is not None
         return self.h
 
@@ -206,7 +209,7 @@ class Attempt:
         return float(np.minimum(self.p, self.row).sum())
 
     def broken(self) -> str | None:
-        """Return which constraint the row breaks, if any."""
+        """Return a message that names the first broken constraint, or None."""
         if self.h is None:
             return self.status
         if not abs(self.h.sum() - 1) <= FEASIBILITY:
@@ -217,7 +220,7 @@ class Attempt:
         return None
 
     def proven(self) -> float:
-        """Return the bound at the attempt's multipliers."""
+        """Return the upper bound on the acceptance at the attempt's multipliers."""
         lagrangian = Lagrangian.of(self.q, self.p)
         lagrangian.add_linear(float(np.sum(self.total.dual_value)), 1.0, 1.0)
         for each in self.constraints.values():
@@ -227,23 +230,23 @@ class Attempt:
 
 @dataclass
 class Program(Attempted[Attempt]):
-    """The program of a design; it remembers what its attempts came to."""
+    """The program of a design; it counts the attempts in which a solver found no row."""
 
     q: np.ndarray
     p: np.ndarray
     constraints: Sequence[Constraint]
-    refused: int = 0  # attempts that found no row at all
+    refused: int = 0  # attempts with the status infeasible
 
     promise = f"the row must meet every constraint within {FEASIBILITY:g}, and its bound"
 
     @property
     def linear(self) -> bool:
-        """Return whether a simplex method can solve it."""
+        """Return whether the program is linear, so that a simplex method can solve it."""
         return all(each.linear for each in self.constraints)
 
     @property
     def guess(self) -> np.ndarray:
-        """Return a guess of the row's size: the draft, kept between the target and the limits."""
+        """Return a positive guess of the row, which scales the variables: the clipped draft row."""
         q, inside = self.q, self.q > 0
         ceiling = np.ones(int(inside.sum()))
         floor, limit = np.zeros_like(q), np.ones_like(q)
@@ -258,13 +261,13 @@ class Program(Attempted[Attempt]):
         return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
     def build(self, scale: np.ndarray) -> tuple[Scaled, dict[str, Constraint]]:
-        """Return the row in one scaling, and the constraints on it by name."""
+        """Return the row for one scale, and the constraints on it by name."""
         w, inside = cvxpy().Variable(len(scale), nonneg=True), self.q > 0
         row = Scaled(self.q[inside], scale, w)
         return row, {each.name: each.placed(row, inside) for each in self.constraints}
 
     def attempt(self, scale: np.ndarray, solver: _attempts.Solver) -> Attempt:
-        """Return one solver's answer, a row or only its status."""
+        """Return one solver's attempt, with a row or only with a status."""
         cp, (row, built), p = cvxpy(), self.build(scale), self.p[self.q > 0]
         total = row.total == 1
         limits = [total, *(c for each in built.values() for c in each.constraints)]
@@ -275,7 +278,7 @@ class Program(Attempted[Attempt]):
         return Attempt(row.q, p, built, total, problem.status or "no answer", h, solver[0])
 
     def fault(self, answer: Attempt) -> str | None:
-        """Return why a row is not accepted; its bound is noted in it."""
+        """Return why a row is not accepted, or None; set the row's bound."""
         self.refused += "infeasible" in answer.status
         broken = answer.broken()
         if broken:
@@ -284,13 +287,16 @@ class Program(Attempted[Attempt]):
         return unproven(answer.status, answer.value, answer.bound)
 
     def rescaled(self, answer: Attempt | None, scale: np.ndarray) -> np.ndarray:
-        """Return the size of a row, or half way to the target if there was none."""
+        """Return the next scale: the attempt's row, or without a row half way to the target."""
         q = self.q[self.q > 0]
         guess = np.sqrt(scale * q) if answer is None or answer.h is None else answer.h
         return np.maximum(guess, SMALLEST_SCALE * q)
 
     def conflict(self) -> list[str]:
-        """Return a smallest set in conflict, by leaving out every constraint that can be."""
+        """Return constraints in conflict, of which none can be left out.
+
+        Each constraint in turn is dropped if the others are still infeasible without it.
+        """
         left = list(self.constraints)
         for each in self.constraints:
             fewer = [other for other in left if other is not each]
@@ -303,7 +309,7 @@ class Program(Attempted[Attempt]):
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
-    """Return the row inside its limits to the last digit, summing to 1 up to rounding."""
+    """Return the row moved exactly inside its limits, summing to 1 up to rounding."""
     box = Lagrangian.of(q, q)
     for built in constraints.values():
         if isinstance(built, LimitConstraint):

@@ -1,13 +1,13 @@
 r"""The tree of all paths that may be drafted: a target row and a draft row for every prefix.
 
-With V tokens and K drafted ones there are :math:`1 + V + … + V^{K-1}` prefixes with a row, in
-breadth-first order: the empty prefix is row 0, and what follows row u by token x is row
-:math:`uV + x + 1`. Prefixes of all K tokens come after them in the same order; they have no row
-here, as the bonus token is drawn from the target whatever it is.
+With V tokens and K drafted tokens, :math:`1 + V + … + V^{K-1}` prefixes have a row, in
+breadth-first order: the empty prefix is row 0, and the prefix of row u with token x appended is row
+:math:`uV + x + 1`. Prefixes of all K tokens follow in the same order. They have no row here, as the
+bonus token is always drawn from the target.
 
-:func:`follow` walks all paths at once for a row h at every node: with P = 1 at the root,
-:math:`P(ux) = \min\{1, P(u) h(x)/p(x)\}` is the most that any verifier of one path can
-keep alive (Sun et al. 2024, arXiv 2403.10444).
+:func:`follow` computes the result of verifying towards a row h at every node. With P = 1 at the
+root, :math:`P(ux) = \min\{1, P(u) h(x)/p(x)\}` is the largest probability with which any verifier
+of one path can accept the prefix ux if it is drafted (Sun et al. 2024, arXiv 2403.10444).
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from cactus_theory.base import tensors
 from cactus_theory.base.rows import load_rows, pair_in
 from cactus_theory.divergences import FDivergence
 
-# most prefixes of a tree: each is a few variables, and solvers take a minute at this size
+# most prefixes of a tree: each has a few variables, and solvers take a minute at this size
 MOST_PREFIXES = 5_000
 
 
 @dataclass(frozen=True)
 class PathTree:
-    """Rows (nodes, V) of a target and a draft for every prefix shorter than K tokens.
+    """The rows (nodes, V) of a target and a draft for every prefix shorter than K tokens.
 
-    They are q and p, breadth first, float64, divided by their sums; nodes = 1 + V + … + V^(K−1).
-    ValueError, TypeError for what is not rows of probabilities of one shape and dtype, a number of
-    rows that is no whole tree, and more than 5,000 of them.
+    The rows q and p are in breadth-first order, float64 and divided by their sums; the number of
+    nodes is 1 + V + … + V^(K−1). Raises ValueError or TypeError unless both are rows of
+    probabilities of one shape and dtype, make a whole tree, and are at most 5,000.
     """
 
     target: np.ndarray
@@ -56,17 +56,17 @@ class PathTree:
 
     @property
     def vocabulary(self) -> int:
-        """Return V."""
+        """Return V, the number of tokens."""
         return self.target.shape[1]
 
     @property
     def depth(self) -> int:
-        """Return K, how many tokens are drafted."""
+        """Return K, the number of drafted tokens."""
         return len(self.levels)
 
     @property
     def levels(self) -> list[slice]:
-        """Return which rows follow 0, 1, …, K − 1 tokens."""
+        """Return the rows of the prefixes of 0, 1, …, K − 1 tokens, one slice for each length."""
         levels = [slice(0, 1)]
         while levels[-1].stop < len(self.target):
             last = levels[-1]
@@ -80,7 +80,7 @@ class PathTree:
 
     @property
     def possible(self) -> np.ndarray:
-        """Return the same, 0 where the target excludes a token of the prefix."""
+        """Return :attr:`drafted`, but 0 where the target excludes a token of the prefix."""
         return self._products(np.where(self.target > 0, self.draft, 0.0))
 
     def _products(self, rows: np.ndarray) -> np.ndarray:
@@ -91,9 +91,9 @@ class PathTree:
 
     @classmethod
     def load(cls, path: str | Path, *, logits: bool = False) -> "PathTree":
-        """Return the tree whose rows a .npz holds as ``target`` and ``draft``, or with ``_probs``.
+        """Load a tree from a .npz file with arrays ``target`` and ``draft`` (or with ``_probs``).
 
-        What ``load_rows`` raises for a file, or the class for rows, is raised here.
+        Raises the errors of ``load_rows`` for the file, and of the class for the rows.
         """
         names = pair_in(str(path)) or (f"{path}::target", f"{path}::draft")
         return cls(*(load_rows(name, logits=logits) for name in names))
@@ -101,16 +101,16 @@ class PathTree:
 
 @dataclass(frozen=True)
 class Followed:
-    """The result of verifying a block with a row h at every node.
+    """The exact result of verifying blocks towards a row h at every node.
 
-    ``alive`` (nodes + V^K,) is P, the probability that a drafted prefix is accepted; 0 where it
-    cannot be drafted.
+    ``alive`` (nodes + V^K,) is P, the probability that a prefix is accepted if it is drafted; 0 for
+    prefixes that cannot be drafted.
     """
 
     alive: np.ndarray
-    reached: np.ndarray  # (nodes + V^K,) t = P times the probability of drafting it
-    tokens: float  # per call, the recovered or bonus token included
-    divergence: float  # metered per call: Σ t D(h‖q) over the nodes, nothing for a bonus token
+    reached: np.ndarray  # (nodes + V^K,) t, which is P times the probability of drafting the prefix
+    tokens: float  # per target call, the recovered or bonus token included
+    divergence: float  # metered per call: Σ t D(h‖q) over the nodes, 0 for a bonus token
 
     @property
     def per_token(self) -> float:
@@ -119,7 +119,7 @@ class Followed:
 
 
 def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
-    """Return the exact result of the rows ``target`` (nodes, V), by walking every path."""
+    """Compute the exact result of verifying towards the rows ``target`` (nodes, V)."""
     alive = [np.ones(1)]
     for level in tree.levels:
         mass, drafted = alive[-1][:, None] * target[level], tree.draft[level]
@@ -136,10 +136,10 @@ def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
 def state_tree(
     target: np.ndarray, draft: np.ndarray, depth: int, state: int
 ) -> tuple[PathTree, np.ndarray]:
-    """Return the tree that is drafted after a token, and the last token of each of its prefixes.
+    """Return the tree of a Markov pair after the token ``state``, and each prefix's last token.
 
-    ``target`` and ``draft`` (V, V) are the rows after each token; the tokens are
-    (nodes + V^K,), those after all ``depth`` tokens last.
+    ``target`` and ``draft`` (V, V) are the rows after each token. The last tokens (nodes + V^K,)
+    are in the tree's order, with the prefixes of all ``depth`` tokens at the end.
     """
     count_prefixes(len(target), depth)
     levels = [np.array([state])]
@@ -150,7 +150,7 @@ def state_tree(
 
 
 def count_prefixes(vocabulary: int, depth: int) -> int:
-    """Return 1 + V + … + V^(K−1)."""
+    """Return 1 + V + … + V^(K−1), the number of nodes; ValueError above the limit."""
     total = sum(vocabulary**level for level in range(min(depth, MOST_PREFIXES + 1)))
     if total > MOST_PREFIXES:
         raise ValueError(
