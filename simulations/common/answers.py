@@ -1,9 +1,10 @@
-"""Whole answers beside lossless ones: how long they are, and how fast one is.
+"""Compare whole answers with lossless answers: lengths and seconds.
 
-Lossless answers are those of all lossless lines of a batch size, whose law is one. Ratios and
-differences are paired by prompt, ``_se`` is the jackknife's over prompts, which are a sample of
-others; ``length_ratio_se_given_prompts`` is that of the answers to these. An answer that the limit
-cuts off counts as long as the limit, so a length ratio is then nearer to 1 than to the end.
+Lossless answers are pooled from all lossless lines of a batch size, which have the same law. Ratios
+and differences are paired by prompt. ``_se`` is the jackknife's standard error over prompts, for
+which the prompts count as a sample; ``length_ratio_se_given_prompts`` is the error over repeated
+answers to these same prompts. An answer that is cut off counts with the limit as its length, which
+moves a length ratio towards 1.
 """
 
 import math
@@ -39,10 +40,11 @@ Row = dict[str, Any]
 def answer_rows(
     runs: Mapping[Config, Runs], prompts: int, *, timed: bool = True, seed: int = 0
 ) -> list[Row]:
-    """Return a line for every config: COLUMNS, None where nothing was measured.
+    """Return a row with COLUMNS for every config; a cell is None if nothing was measured.
 
-    Speeds are those of timed repeats (none if not ``timed``), beside those of the fastest lossless
-    line of this loop and batch size; ``_low`` and ``_high`` as in tables of speeds.
+    Speeds come from the timed repeats (none without ``timed``). They are compared with the fastest
+    lossless line of this package with the same batch size. ``_low`` and ``_high`` are as in tables
+    of speeds.
     """
     rows = []
     for line, own in runs.items():
@@ -67,7 +69,7 @@ def _mean(records: Sequence[Record], column: str, prompts: int) -> Estimate:
 
 
 def _relative_error(records: Sequence[Record], column: str, prompts: int) -> float:
-    """Return the standard error of the mean over answers to these prompts, over that mean."""
+    """Return the relative standard error of the mean over repeated answers to these prompts."""
     values = np.array([record[column] for record in records], dtype=np.float64)
     passes = values.reshape(-1, prompts)
     return float(np.sqrt(passes.var(0, ddof=1).sum() / len(passes)) / passes.mean(0).sum())

@@ -1,8 +1,7 @@
-"""The one decode harness: a pair, prompts and a method in; tokens, seconds and costs out.
+"""Decode prompts by a method and measure tokens, seconds and costs, for all tables of speeds.
 
-A method is ``plain`` (our loop, the target alone), one of the library's own (``hf_plain``,
-``hf_assisted``), or any spec that ``ct.policy`` takes. Speeds that
-simulations print and write all come from here.
+A method is ``plain`` (this package's loop with the target alone), ``hf_plain`` or ``hf_assisted``
+(generation by Hugging Face's library), or any spec that ``ct.policy`` takes.
 """
 
 import logging
@@ -22,13 +21,13 @@ from cactus_theory.decoding.text import left_padded
 
 from .grid import HF_ASSISTED, Config
 
-# an end-of-text id that no token has, so that texts do not end
+# an end-of-text id that no token has: texts then do not end before the limit
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A timed decode: seconds, new tokens of each row, our loop's result (None for the library)."""
+    """A timed decode: seconds, new tokens of each row, and our loop's result (else None)."""
 
     seconds: float
     outputs: list[list[int]]
@@ -37,9 +36,10 @@ class Decoded:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the sums that the journal keeps; of the library seconds and tokens alone.
+        """Return the sums that the journal keeps.
 
-        ``lengths`` and ``ended``, by itself and not by the limit, are of each row.
+        ``lengths`` are the rows' numbers of tokens, ``ended`` says which rows ended before the
+        limit. For the library there are only these, the seconds and the tokens.
         """
         lengths = [*map(len, self.outputs)]
         record: dict[str, Any] = {"seconds": self.seconds, "tokens": sum(lengths)}
@@ -65,8 +65,8 @@ class Decoded:
 class Harness:
     """The models, prompts, lengths and seed that all methods share.
 
-    ``seed`` is the first prompt's; prompt i of pass r has ``seed + i + r · len(prompts)``. Unless
-    it ``ends``, a text cannot end itself and has all its tokens.
+    Prompt i of repeat r has the seed ``seed + i + r · len(prompts)``. Without ``ends`` end-of-text
+    tokens do not end a text, so every text has ``max_new_tokens``.
     """
 
     pair: Pair
@@ -87,10 +87,10 @@ class Harness:
         repeat: int = 0,
         meter: bool = False,
     ) -> Decoded:
-        """Decode one group of ``config.batch`` prompts by its method.
+        """Decode one group of ``config.batch`` prompts by the config's method.
 
-        ``repeat`` says which pass over the prompts it is, each with seeds of its own; ``meter``
-        as in :func:`cactus_theory.generate`, not timed.
+        ``repeat`` numbers the passes over the prompts, which have different seeds. ``meter`` is as
+        in :func:`cactus_theory.generate` and not timed.
         """
         rows = self.group(config.batch, group)
         prompts = [self.prompts[row] for row in rows]
@@ -112,7 +112,7 @@ class Harness:
         return Decoded(result.seconds.total, outputs, result, result.row_ended)
 
     def _library(self, config: Config, prompts: list[Sequence[int]], seed: int) -> Decoded:
-        """Decode with Hugging Face ``generate``, K pinned, nothing truncated."""
+        """Decode with Hugging Face ``generate``, with a fixed K and without truncation."""
         target, draft = self.pair.target, self.pair.draft
         ids, mask = left_padded(prompts, target)
         options: dict[str, Any] = {} if self.ends else {"eos_token_id": NO_TOKEN, "pad_token_id": 0}
@@ -156,7 +156,7 @@ def _pinned(draft: Any, width: int) -> Iterator[None]:
 
 @contextmanager
 def _quiet(seed: int) -> Iterator[None]:
-    """Seed the global generator, which the library draws from; it warns about its own calls."""
+    """Seed the global generator, from which the library draws, and silence its warnings."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -170,6 +170,6 @@ def _quiet(seed: int) -> Iterator[None]:
 
 
 def _until_end(row: list[int], ends: frozenset[int]) -> list[int]:
-    """Cut the padding after an end-of-text token, which itself counts."""
+    """Cut the padding after an end-of-text token; the end-of-text token is kept."""
     stop = next((position + 1 for position, token in enumerate(row) if token in ends), len(row))
     return row[:stop]

@@ -1,4 +1,4 @@
-"""Inputs of simulations: flags that name pairs and prompts, models, digests of what was read."""
+"""Inputs of simulations: flags for models and prompts, and digests of the files that were read."""
 
 import argparse
 import hashlib
@@ -24,7 +24,7 @@ from cactus_theory.decoding.load import Source, dtype_rule
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = ROOT / "simulations" / "pair"
 PROMPTS = ROOT / "simulations" / "data" / "prompts.jsonl"
-# folder of the committed numbers that figures and pages are made from
+# folder of the committed CSV files that figures and pages are made from
 DATA = ROOT / "paper_figures" / "data"
 
 
@@ -38,10 +38,10 @@ def add_decode_arguments(
     parser: argparse.ArgumentParser, *, policies: Sequence[str], out: str, widths: list[int],
     repeats: int | None, **sizes: int,
 ) -> None:  # fmt: skip
-    """Declare what every table of decodes asks for: models, texts and their ends, K, policies, …
+    """Declare the flags that all tables of decodes share: models, texts, K, policies, seed, …
 
-    Without ``repeats`` there is no such flag; ``sizes`` are other defaults of num_prompts and
-    max_new_tokens. The rest are defaults.
+    The arguments are the flags' defaults. ``repeats`` None leaves this flag out; ``sizes`` may have
+    num_prompts and max_new_tokens.
     """
     add_pair_arguments(parser)
     add_end_arguments(parser)
@@ -58,19 +58,19 @@ def add_decode_arguments(
     add("--out", type=Path, default=Path(out), metavar="DIR")
 
 
-# flags of every decode that decide it
+# flags on which the tokens of every decode depend
 DECIDE = ("max_new_tokens", "seed", "threads", "chat", "system", "eos_token_ids", "no_start")
 
 
 def add_end_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare where texts end, and whether a start token begins them."""
+    """Declare the flags for end-of-text tokens and for the start token."""
     add = parser.add_argument
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
     add("--no-start", action="store_true", help="put no start token before the prompts")
 
 
 def prompt_ids(args: argparse.Namespace, pair: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return the token ids of each prompt; texts of the pair end as the flags say from here on."""
+    """Return the token ids of each prompt, and set the target's end-of-text tokens by the flags."""
     if args.eos_token_ids is not None:
         pair.target.generation_config.eos_token_id = args.eos_token_ids
     return rendered_ids(args, pair.tokenizer, prompts)
@@ -83,7 +83,10 @@ def settings_of(
     methods: Iterable[str] = (),
     **others: Any,
 ) -> dict[str, Any]:
-    """Return prompts, models, flags and files that decide a decode: two runs are never mixed."""
+    """Return all settings that a decode depends on, by which a journal tells runs apart.
+
+    These are digests of prompts, models and policy files, and the values of flags.
+    """
     files = sorted({file for method in methods for file in files_of(method)})
     revisions = dict(zip(("target", "draft"), args.revision or (), strict=False))
     return {
@@ -98,19 +101,19 @@ def settings_of(
 
 
 def at_least(args: argparse.Namespace, **least: int) -> None:
-    """Raise ValueError for the first flag whose value, or smallest one, is below its least."""
+    """Raise ValueError for the first flag that has a value below the least allowed value."""
     for name, low in least.items():
         values = getattr(args, name)
         if (value := min(values) if isinstance(values, list) else values) < low:
             raise ValueError(f"{flag(name)}: must be at least {low}; got {value}")
 
 
-# of numbers of a command: name → default, help
+# numerical flags of a command: name → (default, help)
 Numbers = Mapping[str, tuple[Any, str]]
 
 
 def add_numbers(parser: argparse.ArgumentParser, numbers: Numbers) -> None:
-    """Declare a flag for each of some numbers; :func:`check_numbers` looks at their values."""
+    """Declare numerical flags; :func:`check_numbers` checks their values."""
     for name, (default, words) in numbers.items():
         parser.add_argument(flag(name), type=type(default), default=default, help=words or None)
 
@@ -125,7 +128,7 @@ def check_numbers(args: argparse.Namespace, numbers: Numbers) -> None:
 
 
 def command_line(args: argparse.Namespace, leave_out: Sequence[str]) -> str:
-    """Return the command, as :func:`written` does, of ``args`` as ``python -m simulations`` has."""
+    """Return the command line of ``python -m simulations`` that gives ``args``, for provenance."""
     parser = argparse.ArgumentParser()
     args.declare(parser)
     head = ["python -m simulations", args.command, *([args.table] if "table" in args else [])]
@@ -133,7 +136,7 @@ def command_line(args: argparse.Namespace, leave_out: Sequence[str]) -> str:
 
 
 def digest(content: bytes) -> str:
-    """Return a digest of the content: 16 hexadecimal digits of its SHA-256."""
+    """Return the first 16 hexadecimal digits of the content's SHA-256."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -143,7 +146,10 @@ def folder_digest(folder: Path) -> str:
 
 
 def model_digest(model: Path | str | None, revision: str | None = None) -> str:
-    """Return the digest of a folder's files, the commit of an id of the hub, or a draft's name."""
+    """Return what identifies a model: a digest of its folder, its commit on the Hub, or its name.
+
+    A name identifies a drafter without weights, such as an n-gram drafter.
+    """
     if model is None or str(model) == "none" or named_drafter(model) is not None:
         return str(model)
     if isinstance(model, Path):

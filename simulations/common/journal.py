@@ -1,4 +1,4 @@
-"""Finished work that survives being killed: a file with one JSON line for each piece."""
+"""Keep finished jobs in a file, one JSON line a job, so that a killed run can be resumed."""
 
 import json
 import os
@@ -10,17 +10,17 @@ from cactus_theory.base.files import FolderLock, Resource, write_whole
 from cactus_theory.base.terminal import Progress
 
 Record = dict[str, Any]
-# most characters of a setting that is shown where it differs; files' contents are longer
+# most characters of a differing setting that an error shows; contents of files are longer
 SHOWN = 200
 
 
 class Journal(Resource):
-    """Results by job key; the first line holds the settings of the run.
+    """The results of a run by job key, in a file whose first line has the run's settings.
 
-    A line is on disk before the next piece of work starts. A half-written line, left by a kill, is
-    cut off when the file is opened again, and that piece is made again. One process at a time holds
-    the folder. Raises ValueError for a file of a run with other settings, a damaged line, a folder
-    that another process writes to.
+    Each line is on disk before the next job starts. A half-written line that a kill left behind is
+    cut off when the file is opened again, and its job is run again. A lock keeps other processes
+    out of the folder. Raises ValueError for a file of a run with other settings, for a damaged
+    line, and for a folder that another process writes to.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Journal(Resource):
         self.results[key] = result
 
     def check(self, fault: Callable[[str, dict[str, Any]], str | None]) -> None:
-        """Raise ValueError for the first kept result, under its key, with a column at fault."""
+        """Raise ValueError for the first kept result in which ``fault`` names a wrong column."""
         for number, (key, result) in enumerate(self.results.items(), 2):
             if (found := fault(key, result)) is not None:
                 raise self._damaged(number, f", column {found}")
@@ -54,7 +54,7 @@ class Journal(Resource):
         self._lock.close()
 
     def _read(self) -> dict[str, Any] | None:
-        """Take the whole lines of the file; return the settings in the first, None without."""
+        """Read the complete lines of the file; return the settings, or None for a new file."""
         content = self.path.read_bytes() if self.path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if whole != content:
@@ -103,9 +103,9 @@ class Journal(Resource):
 def filled(
     jobs: Mapping[str, Callable[[], Record]], journal: Journal | None, doing: str
 ) -> dict[str, Record]:
-    """Make, in this process, the jobs that the journal lacks; return the record of every job.
+    """Run the jobs that the journal lacks, in this process; return the record of every job.
 
-    Each record is kept in the journal before the next job starts; without one nothing is kept.
+    Each record is written to the journal, if there is one, before the next job starts.
     """
     results = {} if journal is None else journal.results
     missing = [key for key in jobs if key not in results]

@@ -1,4 +1,4 @@
-"""Where every simulation writes its results: whole files with their provenance, or no change."""
+"""Write the results of simulations, atomically and with their provenance, and format tables."""
 
 import argparse
 import csv
@@ -22,7 +22,7 @@ from .inputs import command_line
 
 # most columns of a terminal that tables use
 WIDEST = 120
-# digits kept of a float: enough to compare, few enough to hide the last ulps of a sum
+# digits kept of a float: enough to compare, few enough to hide the rounding of a sum
 DIGITS = 12
 
 
@@ -36,10 +36,11 @@ def package_version(name: str) -> str | None:
 def write_csv(
     path: str | Path, rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
 ) -> None:
-    """Write rows with one header line under ``# key: value`` lines; all of the file or nothing.
+    """Write rows as CSV below ``# key: value`` lines of provenance, atomically.
 
-    Columns in order of the first row; ``None`` becomes an empty field, floats keep 12 digits.
-    Raises ValueError for no rows, rows of different columns, a provenance entry of several lines.
+    Columns are in the order of the first row; ``None`` becomes an empty field, floats keep 12
+    digits. Raises ValueError for no rows, for rows with different columns, and for a provenance
+    entry of several lines.
     """
     if not rows:
         raise ValueError("rows: must hold at least one row; got none")
@@ -68,7 +69,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_tensors(path: str | Path, content: Any) -> None:
-    """Write what ``torch.load`` reads back; all of the file or nothing."""
+    """Write a file for ``torch.load``, atomically."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_bytes(path, buffer.getvalue())
@@ -79,7 +80,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     write_whole(path, content)
 
 
-# flags that say where results go and how they are shown: none of them decides a result
+# flags that only say where results go and how they are shown; no result depends on these
 PLACES = ("out", "work", "json", "shared", "workers", "scheduler")
 
 
@@ -90,33 +91,33 @@ def publish(
     /,
     **notes: str,
 ) -> None:
-    """Write a table and its provenance, to ``--out`` where no path is given.
+    """Write a table and its provenance, by default to ``--out``; ``notes`` add to the provenance.
 
-    ``args`` as :func:`command_line` takes them; ``notes`` go into the provenance.
+    ``args`` are as in :func:`command_line`.
     """
     write_csv(path or args.out, rows, provenance(command_line(args, PLACES)) | notes)
 
 
-SMALL = ".3g"  # three digits that count
-ENDS = "", "_low", "_high"  # suffixes of a value and its interval's ends
+SMALL = ".3g"  # format with three significant digits
+ENDS = "", "_low", "_high"  # suffixes of a value and of the ends of its interval
 
 
 def number(value: Any, digits: int | str) -> str:
-    """Return a number, or a CSV's field, in so many digits or in a format; nothing for no value."""
+    """Format a number, or a field of a CSV file; return an empty text for no value."""
     style = f",.{digits}f" if isinstance(digits, int) else digits
     return "" if value in ("", None) else format(float(value), style)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, said once for the pages and the terminal.
+    """A column of a table, for the pages and the terminal.
 
     Attributes
     ----------
-    head : its head.
-    of : the field that it shows, or a function from a row to its text.
-    digits : of the field on a page, or a format.
-    interval : whether the field's ``_low`` and ``_high`` stand in brackets after it.
+    head : the column's head.
+    of : the name of the field to show, or a function from a row to the cell's text.
+    digits : decimal digits of the field on a page, or a format.
+    interval : whether the field's ``_low`` and ``_high`` follow in brackets.
     """
 
     head: str
@@ -145,7 +146,7 @@ def estimates(**values: Estimate | None) -> dict[str, float | None]:
 
 
 def values_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the columns of rows but their errors, each headed by its name."""
+    """Return the columns of rows without standard errors, as column → head."""
     names = [name for name in rows[0] if not name.endswith("_se")]
     return {name: name.replace("_", " ") for name in names}
 
@@ -156,9 +157,9 @@ def columns(
     title: str = "",
     needed: str | None = None,
 ) -> str:
-    """Return some columns of a table for the terminal: column → its head.
+    """Return a table for the terminal; ``heads`` are column → head.
 
-    With ``needed`` a column, those after it that make the table too wide are left out.
+    If the table is too wide, columns after the column ``needed`` are left out.
     """
     cells, words = [[shown(row[name]) for name in heads] for row in rows], list(heads.values())
     if needed is None:

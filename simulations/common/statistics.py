@@ -1,6 +1,6 @@
-"""The statistics of simulations: medians over repeats, intervals over resampled prompts, curves.
+"""Statistics of simulations: medians over repeats, intervals over resampled prompts, curves.
 
-The jackknife is that of traces: :class:`cactus_theory.traces.estimate.Estimate`.
+Jackknife errors come from :class:`cactus_theory.traces.estimate.Estimate`.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-# number of resamples of prompts or texts, and the percentiles of an interval
+# number of bootstrap resamples of prompts or texts, and the percentiles of an interval
 RESAMPLES = 1000
 INTERVAL = (5, 95)
 Values = Float[np.ndarray, "count"]
@@ -16,7 +16,7 @@ Draws = Int[np.ndarray, "draws count"]
 
 
 def resamples(count: int, seed: int | np.random.Generator = 0) -> Draws:
-    """Return RESAMPLES draws with replacement from ``count`` things, as their numbers."""
+    """Draw RESAMPLES bootstrap samples of ``count`` items, as indices (RESAMPLES, count)."""
     return np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
 
 
@@ -25,18 +25,18 @@ def interval(values: Any) -> list[float]:
 
 
 def spread(name: str, values: Values, drawn: Float[np.ndarray, "draws count"]) -> dict[str, float]:
-    """Return the median over repeats as ``name``, its interval as ``name_low``, ``name_high``.
+    """Return the median over repeats as ``name``, and its interval as ``name_low``, ``name_high``.
 
-    ``drawn`` are the repeats' values over each draw of the prompts.
+    ``drawn`` has the value of each repeat for each resample of the prompts.
     """
     low, high = interval(np.median(drawn, axis=1))
     return {name: float(np.median(values)), f"{name}_low": low, f"{name}_high": high}
 
 
 def hermite(at: float, x: Values, y: Values, slope: Values, slack: float = 0.0) -> float | None:
-    """Return the cubic Hermite interpolant of y with dy/dx = slope, None outside x (rising).
+    """Interpolate y with dy/dx = slope at a point, by cubic Hermite; None outside the range of x.
 
-    ``slack`` is how far outside counts as the end, as a share of the whole of x.
+    x rises. A point outside by at most ``slack`` times the range of x counts as inside.
     """
     beyond = slack * (x[-1] - x[0]) if len(x) else 0.0
     if len(x) < 2 or not x[0] - beyond <= at <= x[-1] + beyond:

@@ -1,4 +1,4 @@
-"""Settings that the tuner finds on some prompts, kept in a journal, to be decoded on others."""
+"""Tune settings on some prompts and keep them in a journal, for decodes of other prompts."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ def tune_all(
     *,
     cycles: int,
 ) -> None:
-    """Keep settings of ``args.policy`` at every level of ``args.nats``, unless they are there.
+    """Tune ``args.policy`` at every level of ``args.nats`` that the journal lacks, and keep it.
 
-    Rows are logged and calls timed in texts of at most ``limit`` tokens, ``args.batch`` at once;
-    costs are measured at the largest level's knobs, which the most families keep.
+    Rows are logged and calls timed along texts of at most ``limit`` tokens, ``args.batch`` texts at
+    once. Costs are measured once, at the largest level, where most families have a solved knob.
     """
     levels = {level for level in args.nats if key(level) not in journal.results}
     if not levels:
@@ -68,6 +68,9 @@ def key(level: float) -> str:
 
 
 def config(line: Mapping[str, Any], path: Path, policies: Sequence[str]) -> Config:
-    """Return the decode of a line of a journal; of files' policies those among ``policies``."""
+    """Return the decode that a journal's line describes.
+
+    A policy from a file is only loaded if it is among ``policies``, the flags' values.
+    """
     trusted = [read_policy(name).spec for name in filter(file_of, policies)]
     return config_of(line, str(path), trusted)

@@ -1,4 +1,7 @@
-"""Texts that an emitted law writes itself, token by token and without rounds, in batches."""
+"""Sample texts directly from a policy's emitted law, token by token and without drafted rounds.
+
+Used by simulations that need the law exactly, such as lengths of answers.
+"""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -30,7 +33,7 @@ Rows = Float[Tensor, "texts vocab"]
 
 
 class Step(NamedTuple):
-    """A token of every open text, with its number, rows of target and draft, and the laws."""
+    """One sampled token for each text that is not ended: texts' numbers, rows, laws, tokens."""
 
     texts: list[int]
     q: Rows
@@ -47,10 +50,11 @@ def walked(
     limit: int,
     generator: torch.Generator,
 ) -> Iterator[Step]:
-    """Yield the steps in which the policy's law writes on after each prompt, to its end or limit.
+    """Sample a text from the policy's emitted law after each prompt; yield one step per token.
 
-    Rows are at least float32, of temperature 1 and on the target's device; coins are drawn on a
-    CPU, one a text, and depend on which prompts are together.
+    A text stops at an end token or after ``limit`` tokens. Rows are float32 or wider, at
+    temperature 1, on the target's device. The random numbers are drawn on a CPU, one for each open
+    text, so a text depends on the other prompts of its batch.
     """
     texts = Texts(prompts, limit, own_ends(pair.target), pair.target.device)
     draft = pair.draft.of(pair.target) if isinstance(pair.draft, OwnWeights) else pair.draft
@@ -69,7 +73,7 @@ def walked(
 
 
 def laws_of(policy: Policy, q: Rows, p: Rows) -> list[Node]:
-    """Return the nodes where a chain emits a token at rows, with their laws."""
+    """Return the nodes of a chain at rows (texts, V), with the policy's emitted laws computed."""
     nodes = nodes_of_rows(Chain(), policy, q, p)
     write_laws(node for node in nodes if node.solved is None)
     return nodes
@@ -85,11 +89,11 @@ def _next_rows(model: CachedModel, texts: Texts, size: int) -> Rows:
 def log_rows(
     pair: Any, prompts_ids: Sequence[Sequence[int]], tokens_each: int, seed: int
 ) -> tuple[Rows, Rows]:
-    """Return both models' rows along texts of the target at temperature 1, (N, V) float64 each.
+    """Return target and draft rows along texts sampled from the target, (N, V) float64 each.
 
-    After each prompt, of which the last ids that fit are used, ``tokens_each`` are sampled, fewer
-    where the text ends itself; row i of both is given the same text. Raises ValueError for
-    ``tokens_each`` outside the context.
+    After each prompt ``tokens_each`` tokens are sampled at temperature 1, fewer if the text ends; a
+    long prompt is cut to its last ids. Row i of both models is for the same text. Raises ValueError
+    if ``tokens_each`` does not fit into the context.
     """
     configs = pair.target.config, getattr(pair.draft, "config", pair.target.config)
     longest = min(config.max_position_embeddings for config in configs) - tokens_each
@@ -109,7 +113,7 @@ def log_rows(
 def add_walk_arguments(
     parser: argparse.ArgumentParser, *, num_prompts: int, max_new_tokens: int, out: str
 ) -> None:
-    """Declare what every command asks for whose texts are walked; :func:`opened_walk` reads it."""
+    """Declare the flags of commands that sample from emitted laws, for :func:`opened_walk`."""
     add = parser.add_argument
     add_pair_arguments(parser)
     add_end_arguments(parser)
@@ -122,7 +126,10 @@ def add_walk_arguments(
 
 
 def opened_walk(args: argparse.Namespace, *flags: str) -> tuple[Any, list[list[int]], Journal]:
-    """Return the pair, the ids of its prompts, and the journal of what ``flags`` decide, too."""
+    """Return the pair, the ids of the prompts, and the journal of the run.
+
+    ``flags`` are further flags that the results depend on.
+    """
     prompts = given_prompts(args)[: args.num_prompts]
     pair = loaded(args)
     args.out.mkdir(parents=True, exist_ok=True)
