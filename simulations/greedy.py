@@ -1,11 +1,11 @@
 """Rules of greedy decoding side by side at equal regret, exact along rounds of strict greedy texts.
 
-Every round drafts the longest K, so that shorter drafts are its beginnings. At temperature 0 all
-rules are deterministic: how many drafted tokens one keeps follows from a few numbers of each place,
-which the journal holds. Knobs are solved for the regret of an emitted token; between two values of
-a knob a round takes either by one coin, so that every regret in between is met exactly. Errors are
-the jackknife's over texts, with the knobs solved anew for each text left out. ``optimum_over`` is
-how many times as many tokens a call the optimum makes for the same regret. Resumes.
+Every round drafts the longest K; shorter drafts are its first tokens. At temperature 0 all rules
+are deterministic: a few numbers of each drafted place, kept in the journal, decide how many drafted
+tokens a rule accepts. Knobs are solved for a regret per emitted token. Between two values of a knob
+each round picks one value by a coin, so that any regret in between is met exactly. Errors are the
+jackknife's over texts, with the knobs solved anew without each text. ``optimum_over`` is the
+optimum's tokens per call at the same regret over the rule's. Resumes.
 """
 
 import argparse
@@ -33,24 +33,25 @@ from .common.inputs import add_pair_arguments, at_least, prompt_ids, prompts_of,
 from .common.journal import Journal, filled
 from .common.results import columns, publish
 
-# numbers of a drafted place: the token's regret, probability, rank and share of the best logit; the
-# likeliest token's probability, the row's entropy, and that of its three likeliest, as FLy has it
+# numbers of a drafted place: the token's regret, probability, rank, and logit over the best logit;
+# the likeliest token's probability, the row's entropy, and FLy's entropy of the three likeliest
 NUMBERS = "regret", "chance", "rank", "logit_ratio", "best", "entropy", "entropy_3"
-# regrets of curves, nats a token
+# regrets at which the curves are computed, nats per token
 LEVELS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15)
 Places = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of greedy decoding: which drafted tokens of a round it keeps, at a value of its knob.
+    """A rule of greedy decoding: a function that gives the accepted drafted tokens of each round.
 
     Attributes
     ----------
-    name, source : of tables, and where the rule was read.
-    kept : (places, knob, text of each round) → number of kept tokens, (rounds,).
-    knobs : values that are tried, from strict to loose.
-    usual : the published or shipped value; None without one.
+    name : the name in tables.
+    source : where the rule is published.
+    kept : (places, knob, text of each round) → number of accepted tokens, (rounds,).
+    knobs : values of the knob to try, from strict to loose.
+    usual : the published or shipped value of the knob, None if there is none.
     """
 
     name: str
@@ -61,12 +62,12 @@ class Rule:
 
 
 def prefix(test: np.ndarray) -> np.ndarray:
-    """Return how many first places of each round pass."""
+    """Return how many places of each round pass the test before the first that fails."""
     return np.logical_and.accumulate(test, 1).sum(1)
 
 
 def best_path(at: Places, price: float, _: Any = None) -> np.ndarray:
-    """Return the n that maximises n − ν Σ ρ, of equals the most (THEORY.md, Theorem 30)."""
+    """Accept the n tokens that maximise n − ν Σ ρ, the largest such n (THEORY.md, Theorem 30)."""
     with np.errstate(invalid="ignore"):
         cost = np.nan_to_num(price * at["regret"], nan=0.0, posinf=math.inf)
     worth = np.concatenate([np.zeros((len(cost), 1)), (1 - cost).cumsum(1)], 1)
@@ -78,26 +79,26 @@ def threshold(at: Places, most: float, _: Any = None) -> np.ndarray:
 
 
 def relaxed(at: Places, delta: float, _: Any = None) -> np.ndarray:
-    """Keep tokens among the ten likeliest, at most δ below the best (TensorRT-LLM, MAX)."""
+    """Accept the ten likeliest tokens if at most δ below the best (TensorRT-LLM, MAX)."""
     near = (at["rank"] <= 10) & (at["chance"] >= at["best"] - delta)
     return prefix(near | (at["regret"] == 0))
 
 
 def typical(at: Places, epsilon: float, _: Any = None) -> np.ndarray:
-    """Keep tokens by Medusa's rule; the likeliest token takes the place of a rejected one."""
+    """Accept tokens by Medusa's rule; the likeliest token replaces a rejected token."""
     least = np.minimum(epsilon, math.sqrt(epsilon) * np.exp(-at["entropy"]))
     return prefix((at["chance"] >= least) | (at["regret"] == 0))
 
 
 def mars(at: Places, ratio: float, _: Any = None) -> np.ndarray:
-    """Keep the second likeliest token, too, where its logit is so near to the largest one."""
+    """Accept also the second likeliest token if its logit exceeds ``ratio`` times the largest."""
     return prefix((at["regret"] == 0) | ((at["rank"] == 2) & (at["logit_ratio"] > ratio)))
 
 
 def asd(most: float, budget: float = math.inf) -> Callable[..., np.ndarray]:
-    """Return ASD's rule: the longest prefix with ρ_i ≤ g (K − i), i from 0, and m mismatches.
+    """Return ASD's rule: the longest prefix with ρ_i ≤ g (K − i), i from 0, and ≤ m mismatches.
 
-    Σ ρ of a text, whose rounds come one after another, stays within the budget.
+    The knob is g. Over all rounds of a text, Σ ρ also stays within the budget.
     """
 
     def kept(at: Places, gate: float, text: np.ndarray) -> np.ndarray:
@@ -117,7 +118,7 @@ def asd(most: float, budget: float = math.inf) -> Callable[..., np.ndarray]:
 
 
 def fly(window: int) -> Callable[..., np.ndarray]:
-    """Return FLy's rule: a mismatch passes where q is unsure and the next W tokens match."""
+    """Return FLy's rule: accept a mismatch if q is undecided and the next W tokens match."""
 
     def kept(at: Places, entropy: float, _: Any = None) -> np.ndarray:
         match = at["regret"] == 0
@@ -188,14 +189,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rounds(pair: Any, prompt: Sequence[int], args: argparse.Namespace) -> dict[str, Any]:
-    """Return the numbers of each round of strict greedy decoding, a list a drafted place."""
+    """Decode a prompt strictly and return the NUMBERS of each drafted place of each round."""
     width, rounds, passes = max(args.num_draft_tokens), list[Any](), list[Tensor]()
     ends = own_ends(pair.target)
 
     def keep(q: Tensor, draft: Draft, *_: Any) -> None:
         tokens = draft.token_ids[0, : draft.lengths[0]].tolist()
         last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        levels = passes[-1][-len(tokens) - 1 :]  # what a pass subtracts from logits
+        levels = passes[-1][-len(tokens) - 1 :]  # logsumexp, by which ln q gives the raw logits
         rows = q[0, : last + 1]
         rounds.append({"ended": bool(tokens) and tokens[last] in ends,
                        "places": _numbers(rows, tokens[: last + 1], levels)})  # fmt: skip
@@ -224,7 +225,7 @@ def _numbers(q: Tensor, tokens: list[int], levels: Tensor) -> list[list[float]]:
         rank = 1 + int((row > chance).sum())
         top = float(row.max())
         ratio = (math.log(chance) + level) / (math.log(top) + level) if chance else -math.inf
-        first = row.argmax().item() == token  # of equals strict decoding takes the first
+        first = row.argmax().item() == token  # of equal logits strict decoding takes the first
         lost = 0.0 if first else max(lost, np.finfo(float).tiny)
         entropies = (-float(torch.xlogy(own, own).sum()) for own in (row, row.topk(3).values))
         found.append([lost, chance, rank, ratio, top, *entropies])
@@ -232,7 +233,7 @@ def _numbers(q: Tensor, tokens: list[int], levels: Tensor) -> list[list[float]]:
 
 
 def _table(texts: list[Any], width: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield a row a rule and level: solved knobs, then the usual ones; strict decoding first."""
+    """Yield strict decoding's row, then for each rule a row a level and one at the usual knob."""
     sums = {rule.name: _Sums(rule, texts, width) for rule in RULES}
     best, strict = sums[OPTIMUM.name], sums[OPTIMUM.name].at_knob(0)
     about = {"texts": len(texts), "rounds": sum(map(len, texts)), "num_draft_tokens": width}
@@ -259,7 +260,7 @@ def _row(made: Any, strict: Any, best: Any, asked: float | None, knob: float | N
 
 
 class _Sums:
-    """Tokens and regret of a rule by text, at each value of its knob."""
+    """The tokens and the regret of each text under a rule, at each value of the knob."""
 
     def __init__(self, rule: Rule, texts: list[Any], width: int) -> None:
         self.rule, self.calls = rule, np.array([len(rounds) for rounds in texts], float)
@@ -270,20 +271,20 @@ class _Sums:
         spent = np.concatenate([np.zeros((len(text), 1)), at["regret"].cumsum(1)], 1)
         for place, knob in enumerate(rule.knobs):
             kept = rule.kept(at, float(knob), text)
-            # behind an accepted end comes no other token
+            # no recovered or bonus token follows an accepted end-of-text token
             made = kept + 1 - (ended & (kept == at["drafted"][:, 0]))
             np.add.at(self.tokens[place], text, made)
             np.add.at(self.regret[place], text, spent[row, kept])
 
     def at_knob(self, place: int) -> Any:
-        """Return tokens a call, regret a token and the knob at one of its values."""
+        """Return (tokens per call, regret per token, knob) at the knob's value of this index."""
         tokens, regret = self.tokens[place], self.regret[place]
         left = [own.sum() - own for own in (tokens, self.calls)]
         made = Estimate(tokens.sum() / self.calls.sum(), left[0] / left[1], "rounds")
         return made, float(regret.sum() / tokens.sum()), float(self.rule.knobs[place])
 
     def at(self, level: float) -> Any:
-        """Return the same where a token's regret is ``level``; None if no knob spends so much."""
+        """Return :meth:`at_knob` at a regret per token of ``level``; None if no knob spends it."""
         everything = self._solved(level, slice(None))
         if everything is None:
             return None
@@ -293,7 +294,10 @@ class _Sums:
         return Estimate(everything[0], alone, "rounds"), level, everything[1]
 
     def _solved(self, level: float, texts: Any) -> tuple[float, float] | None:
-        """Return tokens a call and the knob, between the first two knobs around the level."""
+        """Return tokens per call and the knob at a level, mixed from the two knobs around it.
+
+        Mixing is linear: each round takes the looser knob with the probability ``share``.
+        """
         tokens, regret = (own[:, texts].sum(1) for own in (self.tokens, self.regret))
         over = regret - level * tokens
         above = np.flatnonzero(over >= 0)
@@ -306,9 +310,9 @@ class _Sums:
 
 
 def _places(texts: list[Any], width: int) -> tuple[Places, np.ndarray, np.ndarray]:
-    """Return the numbers of all rounds' first K places, which rounds end, and each one's text.
+    """Return the NUMBERS of the first K places of all rounds, which rounds end, and their texts.
 
-    Places without a drafted token have a regret of ∞.
+    Places without a drafted token have a regret of ∞, so that no rule accepts there.
     """
     rounds = [(text, own) for text, all_ in enumerate(texts) for own in all_]
     shape = len(rounds), width

@@ -1,12 +1,13 @@
 """How long answers are under a policy's own law, beside lossless ones of the same prompts. Resumes.
 
-Every token is drawn from the emitted law itself (``simulations/common/walk.py``): no rounds, no
-tokens at a limit of K. Knobs are those that ``price-travels`` found on rows at temperature 1; the
-band's is also taken with the ends floored and held. Along the texts: the chance of the end under
-law and target, acceptance, nats, and the expected calls of a chain that drafts K tokens and emits
-such a text. Along the lossless texts, too, every law's chance of the end: does that foretell
-lengths? The table is written after every setting. Errors are the jackknife's over prompts. Columns
-*adjusted* take the luck of the ends out of tokens and calls, by a control variate.
+Every token is drawn from the emitted law itself (``simulations/common/walk.py``), without rounds.
+Knobs are those that ``price-travels`` found on rows at temperature 1; the band is also run with the
+end token's probability floored and held. Along the texts, the table has the probability of the end
+token under the law and the target, acceptance, nats, and the expected calls of a chain that drafts
+K tokens and emits such a text. Every law's probability of the end token is also measured along the
+lossless texts, to see whether it predicts lengths. The table is written after every setting. Errors
+are the jackknife's over prompts. Columns *adjusted* use a control variate that removes chance
+differences in when answers ended.
 """
 
 import argparse
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> Iterator[tuple[float, str]]:
-    """Yield level and policy: lossless, then those of a table of price-travels, level by level."""
+    """Yield (level, policy): the lossless policy, then the policies of a table of price-travels."""
     yield 0.0, "speculative"
     rows, needed = read_csv(args.knobs)[0], ("law", "family", "level", "knob")
     if not rows or any(row.get(name) is None for row in rows for name in needed):
@@ -102,9 +103,10 @@ def _sums(
     args: argparse.Namespace,
     others: Sequence[Policy] = (),
 ) -> Row:
-    """Return sums over the answers to each prompt: of tokens, ends, chances, nats, calls.
+    """Return sums over the answers to each prompt: tokens, ends, probabilities, nats, calls.
 
-    Under the spec of each of ``others`` what it gives to the ends at the same prefixes.
+    For each of ``others``, under its spec, the sum of the probabilities that this policy's law
+    gives to end tokens at the same prefixes.
     """
     sums, ended, foretold = np.zeros((5, texts)), np.zeros(texts), np.zeros((len(others), texts))
     kept: list[list[float]] = [[] for _ in range(texts)]
@@ -130,16 +132,19 @@ def _sums(
 
 
 def _ends(laws: Sequence[Node], ends: Sequence[int]) -> np.ndarray:
-    """Return the mass of the ends at nodes' laws."""
+    """Return the probability of the end tokens under the laws at nodes."""
     return np.array([math.fsum(map(node.h, ends)) for node in laws])
 
 
 def expected_calls(chances: Sequence[float], width: int) -> float:
-    """Return the mean calls of a chain that emits a text, whose tokens are accepted so if drafted.
+    """Return the mean number of target calls of a chain, given the text that the chain emits.
 
-    A call drafts ``width`` tokens and adds one; accepted tokens, given the text, are independent.
+    ``chances`` are the probabilities that each token of the text is an accepted drafted token, if
+    its place has a draft; given the text, these events are independent. A call drafts ``width``
+    tokens and adds one token. The recursion goes along the text with the law of the number of
+    tokens accepted so far in the current call.
     """
-    calls, within = 0.0, np.eye(width + 1)[0]  # chance of so many tokens accepted in this call
+    calls, within = 0.0, np.eye(width + 1)[0]  # within[i]: i tokens accepted so far in this call
     for chance in chances:
         calls += within[0]
         going = within[:width] * chance
@@ -148,7 +153,7 @@ def expected_calls(chances: Sequence[float], width: int) -> float:
 
 
 def _row(own: Sums, lossless: Sums, spec: str) -> Row:
-    """Return a policy's line: means over answers, ratios to lossless ones, paired by prompt."""
+    """Return a policy's row: means over answers, and ratios to lossless answers by prompt."""
 
     def mean(sums: Sums, above: str, below: str = "answers") -> Estimate:
         return ratio_of_sums(sums[above], sums[below], "prompts")
@@ -164,7 +169,8 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
     )  # fmt: skip
     prompts = len(own["answers"])
     row["prompts_needed"] = items_needed(ratio.value - 1, ratio.standard_error, prompts)
-    known = "end_emitted" if own is lossless else spec  # of a run that went on with other levels
+    # a resumed run may have other levels than the lossless answers were measured with
+    known = "end_emitted" if own is lossless else spec
     foretold = mean(lossless, known, "end_target") if known in lossless else None
     return row | estimates(
         end_ratio=ends, end_ratio_at_lossless_texts=foretold,
@@ -175,9 +181,10 @@ def _row(own: Sums, lossless: Sums, spec: str) -> Row:
 
 
 def _adjusted(sums: Sums) -> Sums:
-    """Return tokens and calls less what the ends' luck explains of them.
+    """Return the sums with tokens and calls adjusted by a control variate.
 
-    Ends that came, less the sum of their chances, have mean 0 after any number of tokens.
+    The control variate is the number of ends minus the sum of their probabilities along the text,
+    which has mean 0. The regression of tokens and calls on this variate is subtracted.
     """
     luck = sums["ended"] - sums["end_emitted"]
     around = luck - luck.mean()

@@ -1,12 +1,12 @@
 """The knob that spends given nats, law by law: a price is nearly the same, a δ is not. Resumes.
 
-Texts are the target's own at temperature 1, written by ``simulations/common/walk.py``. A law is
-both models' rows along them, as they are, tempered or truncated: other laws on the same texts. A
-draft of K tokens may start at every token; whether it goes on is the text's next token's
-min(p, h)/q, whose mean is the chance of acceptance. So replays are exact on average, and nothing
-else is sampled. The second table, same_nats, spends nats from the target's law at temperature 1: on
-lossless sampling of another target, on the band there with half of them, on the band alone. Errors
-are the jackknife's over texts.
+Texts are sampled from the target at temperature 1 (``simulations/common/walk.py``). A *law* is the
+pair of both models' rows along these texts, unchanged, tempered or truncated. A draft of K tokens
+may start at every token; the text's next token x stands for an accepted token with the weight
+min(p, h)(x)/q(x), whose mean is the acceptance probability. So replays are unbiased, and nothing
+else is sampled. The second table, same_nats, spends the same nats from the target at temperature 1
+in three ways: lossless sampling of another target, another target for half of the nats and then the
+band, and the band alone. Errors are the jackknife's over texts.
 """
 
 import argparse
@@ -36,9 +36,9 @@ from .common.walk import add_walk_arguments, opened_walk, walked
 TABLES = "price_travels", "same_nats"
 POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
 LAWS = "speculative", "speculative:tilt=0.43", "truncated:top_p=0.95"
-# other targets for the second table, by the first words of their families
+# other targets for the second table: name → family
 OTHERS = {"tempered": "speculative:tilt", "truncated": "truncated:top_p"}
-# most that an error moves a knob, in ln; least slope of ln nats over ln looseness
+# FARTHEST: largest standard error of ln knob; FLAT: least slope of ln nats over ln looseness
 FARTHEST, FLAT = 9.0, 1e-6
 Row = dict[str, Any]
 Run = Callable[["OwnTexts", Policy], Replay]
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kinds(*names: str) -> list[Family]:
-    """Return lossless sampling and the families of ``NAME:KNOB``, token by token."""
+    """Return the families lossless and ``NAME:KNOB`` for the verifier ``chain``."""
     return [kind for kind in families(read_divergence("kl"), names) if kind.verifier == "chain"]
 
 
@@ -87,7 +87,7 @@ LOSSLESS, BAND = _kinds("band:price")
 
 
 class OwnTexts:
-    """Texts of the target's law with both models' rows, float32, and what policies do on them."""
+    """Texts sampled from the target with both models' float32 rows, and replays of policies."""
 
     def __init__(
         self, texts: Sequence[tuple[Tensor, ...]], ends: Sequence[int], width: int
@@ -96,14 +96,17 @@ class OwnTexts:
         self.shaped: tuple[str, list[Any]] = "", []
 
     def rows(self, shape: Policy) -> list[Any]:
-        """Return both models' rows in a shape, those of the last one again."""
+        """Return both models' rows under a law; the rows of the last law are kept."""
         if self.shaped[0] != shape.spec:
             made = [[shape.emitted(own, own).float() for own in rows] for _, *rows in self.texts]
             self.shaped = shape.spec, made
         return self.shaped[1]
 
     def replay(self, policy: Policy, shape: Policy, own: bool = True) -> Replay:
-        """Return a policy's replay on rows in a shape; nats from their target, or the texts'."""
+        """Replay a policy on the rows of a law.
+
+        Nats are measured from the law's target or, without ``own``, from the texts' target.
+        """
         sums, places = np.zeros((3, len(self.texts))), np.zeros((2, self.width, len(self.texts)))
         for number, ((ids, q_1, _), (q, p)) in enumerate(
             zip(self.texts, self.rows(shape), strict=True)
@@ -133,7 +136,7 @@ class OwnTexts:
 
 
 def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) -> OwnTexts:
-    """Return lossless texts after the prompts; they are kept, and read where they were."""
+    """Return lossless texts after the prompts, sampled once and kept in a file."""
     ends, path = sorted(own_ends(pair.target)), args.out / "texts.pt"
     if path.exists():
         return OwnTexts(torch.load(path), ends, args.num_draft_tokens)
@@ -154,7 +157,10 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
 
 
 def _solved(texts: OwnTexts, family: Family, levels: Sequence[float], run: Run) -> list[Row]:
-    """Return at each level, or at the family's loosest: knob, tokens a call, acceptance, nats."""
+    """Solve a family's knob at each level; return knob, tokens per call, acceptance and nats.
+
+    If even the loosest knob spends less than the level, the row is for the loosest knob.
+    """
     knobs = Knobs(family, [0], lambda policy, width: {width: run(texts, policy)},
                   lambda own: own.divergence_per_token().value)  # fmt: skip
     tried, rows = knobs.replays[0], []
@@ -170,7 +176,7 @@ def _solved(texts: OwnTexts, family: Family, levels: Sequence[float], run: Run) 
 
 
 def _knob_error(family: Family, tried: Mapping[float, Replay], x: float) -> float | None:
-    """Return a knob's standard error: that of the nats over their slope; None at the loosest."""
+    """Return a knob's standard error, the nats' error over their slope; None at the loosest."""
     if x >= family.most:
         return None
     y = min((other for other in tried if other != x), key=lambda other: abs(math.log(other / x)))
@@ -188,7 +194,7 @@ def _measured(replay: Replay) -> Row:
 
 
 def _travelled(law: str, family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:
-    """Return a family at each level, of nats from the law's own target."""
+    """Return a family's rows at each level under a law, with nats from the law's target."""
     shape, rows = read_policy(law), sum(len(ids) for ids, *_ in texts.texts)
     about = {"law": shape.spec, "rows": rows, "family": family.name}
     levels = [0.0] if family.lossless else levels
@@ -197,7 +203,7 @@ def _travelled(law: str, family: Family, levels: Sequence[float], texts: OwnText
 
 
 def _elsewhere(family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:
-    """Return lossless sampling of another target at each level, and the band there with half."""
+    """Return the rows for another target alone, and for half of the nats and then the band."""
 
     def alone(own: OwnTexts, shape: Policy) -> Replay:
         return own.replay(LOSSLESS.policy(1.0), shape, own=False)

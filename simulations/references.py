@@ -1,15 +1,15 @@
 """Every rule along answers that people wrote, exact in its laws. Resumes.
 
-At each token of an answer stand the target's row q and the draft's row p for the first drafted
-token there, both after the prompt and the answer's tokens so far, at temperature 1. Nothing is
+At each token of an answer, the target's row q and the draft's row p (of the first drafted token)
+are computed after the prompt and the answer's earlier tokens, at temperature 1. Nothing is
 sampled: errors are the jackknife's over answers, and differences to lossless sampling are paired.
-``acceptance`` and ``gain`` are over the places with a draft; the others are over all tokens, and
-where nothing is drafted a policy emits its undrafted row. ``reference_change`` is h(x) − q(x) of
-the answer's token x; ``quadratic_change`` and ``log_change`` are the differences of the proper
-scores 2 h(x) − Σ h² and ln h(x) to the target's; ``chance`` is the product of h(x) over an answer.
+``acceptance`` and ``gain`` are means over the places with a draft, the other columns over all
+tokens; without a draft a policy emits its undrafted row. ``reference_change`` is h(x) − q(x) for
+the answer's token x; ``quadratic_change`` and ``log_change`` are the changes of the proper scores
+2 h(x) − Σ h² and ln h(x) from h = q; ``chance`` is the product of h(x) over an answer.
 
-A file has JSON lines: a prompt, as everywhere, with the answer's text under ``answer`` (or
-``canonical_solution``) and, if it is there, the text of ``beginning`` before the answer.
+A file has JSON lines: a prompt, in any of the usual forms, with the answer's text under ``answer``
+(or ``canonical_solution``) and optionally, under ``beginning``, a text before the answer.
 """
 
 import argparse
@@ -47,12 +47,13 @@ from .common.inputs import PAIR, ROOT, at_least, digest, settings_of
 from .common.journal import Journal, filled
 from .common.results import columns, estimates, publish
 
-# keys of an answer's text; a line has one of them
+# keys for an answer's text; a line has exactly one of these keys
 ANSWERS = ("answer", "canonical_solution")
 RULES, FACTS = ROOT / "simulations/rules.py", ROOT / "simulations/data/facts.jsonl"
 LOSSLESS = "speculative"
 MORE = "0.6 0.72 0.74 0.9 0.93 1.16 1.2 1.27 1.6 1.66 1.75 2.4 2.6"
-# a policy and the values of its knob a line; MORE are prices that spend lenience's nats, and others
+# each line: a policy, then the values of the knob. MORE has prices at which bands spend the nats of
+# lenience's values, and others
 SWEPT = f"""band:price={{}} 0.6 0.75 0.9 1.2 1.6 2.4
 band:price={{}},tilt=0.03 {MORE}
 band:price={{}},tilt=0.045 {MORE}
@@ -72,12 +73,12 @@ speculative:tilt={{}} 0.02 0.04 0.08 0.15"""
 POLICIES = [f"{RULES}:" * policy.startswith("cascade") + policy.format(value)
             for policy, *values in map(str.split, SWEPT.splitlines())
             for value in values]  # fmt: skip
-# sums over an answer's tokens, by policy; of the last two over the answers
+# columns are sums over an answer's tokens, by policy; the last two are one number an answer
 COLUMNS = ("acceptance", "gain", "nats", "surprise", "agreement", "entropy", "reference_change",
            "quadratic_change", "log_change", "chance", "chance_change")  # fmt: skip
 OVER = {"drafted": COLUMNS[:2], "tokens": COLUMNS[2:-2], "answers": COLUMNS[-2:]}
 Rows = Float[Tensor, "tokens vocab"]
-# in the place of 0 under a logarithm whose factor is 0
+# replaces 0 inside a logarithm that is multiplied by 0
 TINY = torch.finfo(torch.float64).tiny
 
 
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _texts(prompt: Prompt) -> tuple[str, str]:
-    """Return the beginning and the answer of a line; ValueError by its place without one."""
+    """Return the beginning and the answer of a line; raise ValueError for a line without answer."""
     found = [prompt.columns[name] for name in ANSWERS if name in prompt.columns]
     values: Any = prompt.columns.get("beginning", ""), *found
     if len(found) == 1 and found[0] and all(isinstance(v, str) and is_utf8(v) for v in values):
@@ -140,9 +141,10 @@ def _texts(prompt: Prompt) -> tuple[str, str]:
 def _read(
     pair: Any, most: int, prompt: Prompt, before: list[int], texts: tuple[str, str]
 ) -> tuple[list[int], list[int], bool]:
-    """Return the ids before an answer, its own that are read, and whether it has more.
+    """Return the ids before an answer, the answer's ids, and whether the answer was cut.
 
-    They are cut to ``most`` and to what both models have positions for; ValueError for no position.
+    An answer is cut to ``most`` tokens and to both models' positions. Raises ValueError if the
+    prompt leaves no position.
     """
     begun, ids = (pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts)
     before = before + begun
@@ -158,10 +160,10 @@ def _read(
 def rows_along(
     pair: Any, before: Sequence[int], ids: Sequence[int]
 ) -> tuple[Rows, Rows, Bool[Tensor, "tokens"]]:
-    """Return the target's rows at every token, the draft's where there is one, and where that is.
+    """Return target rows (all tokens), draft rows (tokens with a draft), and a mask of these.
 
-    Rows are float64. Models read the whole text in one pass, in which a head gets the target's
-    states; an n-gram looks up what it would at each token.
+    Rows are float64. Each model reads the whole text in one pass, a head with the target's states.
+    An n-gram drafter looks up its token after every prefix.
     """
     start, read = len(before), len(before) + len(ids) - 1
     drafter: Any = as_drafter(pair.draft)
@@ -181,7 +183,8 @@ def rows_along(
         tokens = torch.tensor(found, device=q.device)
         return q, one_hot(tokens[tokens >= 0], q), tokens >= 0
     if isinstance(drafter, Eagle3Drafter):
-        drafting, drafted = drafter.begin(setting), places >= 2  # the first has no states before it
+        # a head drafts only behind a token with target states, so not at the first places
+        drafting, drafted = drafter.begin(setting), places >= 2
         logits = drafting.logits(drafting.run(*drafting.fresh([1]))[:, places[drafted] - 2])
     else:
         drafted = places > 0
@@ -194,7 +197,7 @@ def rows_along(
 def _summed(
     q: Rows, p: Rows, drafted: Tensor, ids: Sequence[int], policies: Mapping[str, Policy]
 ) -> dict[str, Any]:
-    """Return an answer's sums by policy, and how many of its tokens there are and had a draft."""
+    """Return an answer's sums by policy, its number of tokens, and how many had a draft."""
     sums, tokens = np.zeros((len(policies), len(COLUMNS))), torch.tensor(ids, device=q.device)
     for some, drafts in ((drafted, p), (~drafted, None)):
         rows, of = q[some], tokens[some]
@@ -207,7 +210,7 @@ def _summed(
 
 
 def _measured(q: Rows, p: Rows | None, ids: Tensor, policies: Iterable[Policy]) -> Any:
-    """Return the sums (policies, COLUMNS) over rows: of ln h(x) and ln q(x) for the chances."""
+    """Return the sums (policies, COLUMNS) over rows; the last two are of ln h(x) and ln q(x)."""
     zero, q_x = q == 0, q.gather(1, ids[:, None])[:, 0]
     logs, lawless = torch.where(zero, 0.0, q.log()), bool(zero.any())
     entropy, squares = -(q * logs).sum(-1), (q * q).sum(-1)
@@ -231,7 +234,7 @@ def _measured(q: Rows, p: Rows | None, ids: Tensor, policies: Iterable[Policy]) 
 
 
 def _law(policy: Policy, q: Rows, p: Rows | None, tilted: Rows) -> tuple[Rows, Tensor]:
-    """Return a policy's emitted law and its acceptance; ``tilted`` are the rows it tilts q to."""
+    """Return a policy's emitted law and acceptance; ``tilted`` are q's rows after the tilt."""
     if p is None:
         return (tilted if tilt_of(policy) else policy.undrafted(q)), torch.zeros_like(q[:, 0])
     about = untilted(policy)
@@ -242,12 +245,13 @@ def _law(policy: Policy, q: Rows, p: Rows | None, tilted: Rows) -> tuple[Rows, T
 
 
 def _rows(name: str, policies: Sequence[str], results: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return a file's rows, by the jackknife over its answers.
+    """Return the table's rows for a file, with jackknife errors over the answers.
 
-    ``unforetold`` is ``reference_change`` less ``agreement``, which is the same where answers are
-    as the target would write them: Σ q (h − q).
-    ``better`` is the policy of most acceptance among those that have more, spend no more nats and
-    take no more from the chance of the answer's token; ``better_gain`` how much more.
+    ``unforetold`` is ``reference_change`` − ``agreement``. Agreement is Σ q (h − q), the expected
+    ``reference_change`` if the target had written the answers, so ``unforetold`` is then 0 on
+    average. ``better`` names the policy with most acceptance among the policies that accept more
+    than this policy, spend no more nats, and have no smaller ``reference_change``; ``better_gain``
+    is the difference in acceptance.
     """
     sums = np.array([own["sums"] for own in results])
     counts = {key: np.array([float(own[key]) for own in results]) for key in ("tokens", "drafted")}

@@ -1,12 +1,12 @@
 r"""Lossy rules of engines and papers, as policies; ``FIELD`` lists all of them with their settings.
 
-In a process that has imported this module a rule's name is a spec, ``cascade_opt:alpha=0.5``.
-Elsewhere it is ``--policy simulations/rules.py:cascade_opt:alpha=0.5``. Where a rule is one of this
-package's policies under another name, ``FIELD`` names that policy, and there is no function.
-paper_figures/results/engines.md has the same list as a table, and what each rule cost.
+After ``import simulations.rules`` a rule's name is a spec, such as ``cascade_opt:alpha=0.5``. On
+the command line the same rule is ``--policy simulations/rules.py:cascade_opt:alpha=0.5``. If a rule
+equals a policy of this package under another name, ``FIELD`` names that policy, and the rule has no
+function here. paper_figures/results/engines.md has the list as a table, with each rule's cost.
 
-Not here, as rows of probabilities do not decide them: MARS (raw logits), ASD (a budget that
-requests carry), vLLM's ``synthetic`` (accepts at given rates whatever was drafted).
+Left out are rules that rows of probabilities do not decide: MARS (raw logits), ASD (a budget for
+each request), and vLLM's ``synthetic`` (accepts at given rates, whatever was drafted).
 """
 
 import math
@@ -25,14 +25,14 @@ from cactus_theory.policies.policy import accept_probability, normalised_or, one
 from cactus_theory.verify import Assignment, Chain, Draft, Verdict, VerdictLaw, Verifier
 from cactus_theory.verify.draw import pick
 
-# relative slack of a comparison with a sum over the vocabulary, whose rounding decides no tie
+# slack of a comparison with a sum over the vocabulary, so that rounding of the sum decides no tie
 SLACK = 1e-12
-# a cascade emits p or q at a row; the paper's alpha is at least 0, and at −2 q is always emitted
+# a cascade emits either p or q at a row; in the paper alpha ≥ 0, and at −2 q is always emitted
 CASCADE: dict[str, Any] = {
     "vectorised": True, "direction": 1, "strict": -2.0, "knob_range": (-2.0, 2.0), "between": True,
     "at_least_speculative": True, "continuous": False, "support": "free",
 }  # fmt: skip
-# a token rule may accept less at a larger alpha, and less than lossless sampling
+# a token rule may accept less at a larger alpha, and may accept less than lossless sampling
 TOKENS: dict[str, Any] = {
     "vectorised": True, "strict": -1.0, "knob_range": (-1.0, 1.0), "continuous": False,
     "support": "free",
@@ -67,7 +67,7 @@ def cascade_opt(q, p, *, alpha=0.2):
 
 
 def by_token(q: Tensor, p: Tensor, kept: Tensor) -> Tensor:
-    """Return p on the kept tokens, plus q times the draft's mass on all others."""
+    """Return the emitted law p on the kept tokens plus q times the draft's mass off them."""
     others = torch.where(kept, 0.0, p.double())
     return torch.where(kept, p.double(), 0.0) + others.sum(-1, keepdim=True) * q.double()
 
@@ -106,7 +106,7 @@ def power_lenience(q, p, *, epsilon=0.5):
 class LogitComparison(SharedResidual):
     """Accept n iff ln p_n ≤ ln q_n + ε, else draw from q.
 
-    MAX compares raw logits, which differ from these by what normalises the two rows.
+    MAX compares raw logits instead, which differ by the normalising constants of the two rows.
     """
 
     eps: NotNegative = 1e-5
@@ -115,16 +115,16 @@ class LogitComparison(SharedResidual):
 
     @property
     def declares(self) -> ct.Declaration:
-        """Return: no budget; acceptance grows with ε."""
+        """Return the declaration: no budget; acceptance grows with ε."""
         return ct.Declaration(direction=1, continuous=False)
 
     def acceptance(self, q: Tensor, p: Tensor, n: Tensor) -> Tensor:
-        """Return 1 where the draft's probability is not above e^ε times the target's."""
+        """Return 1 where p_n is at most e^ε q_n and q_n > 0, else 0."""
         q_n, p_n = (row.double().gather(-1, n) for row in (q, p))
         return ((p_n * math.exp(-self.eps) <= q_n) & (q_n > 0)).double()
 
     def residual(self, q: Tensor, p: Tensor, n: Tensor) -> Tensor:
-        """Return q."""
+        """Return q, from which the recovered token is drawn."""
         return q.double()
 
 
@@ -144,13 +144,13 @@ class TopKOfCactus(TopK):
         return normalised_or(rest, q.double())
 
 
-# what ``--policy simulations/rules.py:NAME`` finds
+# instances for ``--policy simulations/rules.py:NAME``
 logit_comparison, top_k_of_cactus = LogitComparison(), TopKOfCactus()
 
 
 @dataclass(frozen=True)
 class Fly(Verifier):
-    r"""A chain whose rejections are overridden where the target is unsure and the draft goes on.
+    r"""A chain that overrides a rejection if the target is undecided and the next tokens pass.
 
     Let a_j be the lossless acceptance probability of drafted token j. A rejection at place i is
     overridden, and n_i accepted, iff −Σ q ln q ≥ θ over the k largest of q_i (not renormalised),
@@ -160,15 +160,17 @@ class Fly(Verifier):
     .. math:: R_{i+1} \mathrel{+}= R_i a_i, \quad R_{i+W+1} \mathrel{+}= R_i (1−a_i) o_i A_i,
         \qquad \Pr(τ = i) = R_i (1−a_i)(1 − o_i A_i), \quad \Pr(τ = K) = R_K.
 
-    Counts are exact. The emitted distribution at a row depends on what would follow tokens that
-    were not drafted: it is exact for a deterministic draft, and for a sampled one *an estimate*,
-    which lets every token of a row be followed as the drafted one was. Source: arXiv 2511.22972;
-    vLLM's documentation of ``rejection_sample_method="fly"``.
+    The law of the number τ of accepted tokens is exact. The emitted distribution at a row depends
+    on the tokens that would follow tokens that were not drafted. It is exact for a deterministic
+    draft, and *an estimate* for a sampled draft: the tokens after the drafted token stand in for
+    those after every token of the row. Source: arXiv 2511.22972; vLLM's documentation of
+    ``rejection_sample_method="fly"``.
 
     Attributes
     ----------
     window : W ≥ 1; None for vLLM's min(6, K − 1).
-    entropy : θ in nats; k : how many of the largest probabilities count.
+    entropy : θ, in nats.
+    k : number of the largest probabilities in the entropy.
     """
 
     window: int | None = None
@@ -183,20 +185,20 @@ class Fly(Verifier):
         object.__setattr__(self, "k", check.as_whole_number("k", self.k, 1))
 
     def check(self, policy: ct.Policy) -> None:
-        """Raise ValueError for a policy other than the lossless one, which vLLM's rule has."""
+        """Raise ValueError for a lossy policy: vLLM's rule starts from lossless verification."""
         if policy.name != "speculative":
             raise ValueError(
                 f"verifier: fly overrides rejections of speculative; got {policy.spec}"
             )
 
     def emitted(self, policy: ct.Policy, *rows: Any) -> Any:
-        """Raise NotImplementedError: no row alone decides what is emitted at it."""
+        """Raise NotImplementedError: the law at a row depends on later rows, too."""
         raise NotImplementedError("verifier: fly has no law of a single row; give meter=False")
 
     def verify(
         self, assigned: Assignment, target_probs: Tensor, draft: Draft, accept: Tensor, draw: Tensor
     ) -> Verdict:
-        """Return the verdict; every row is read."""
+        """Return the accepted tokens and the last token for given random numbers."""
         last, chances, window, unsure, possible = self._places(assigned, target_probs, draft)
         passed, row = (accept < chances).double(), torch.arange(len(window), device=window.device)
         overridden = following(passed, window)[row, :, window] * (unsure & possible)
@@ -204,10 +206,11 @@ class Fly(Verifier):
         return Verdict(draft.token_ids, accepted, pick(last[row, accepted], draw))
 
     def law(self, assigned: Assignment, target_probs: Tensor, draft: Draft) -> VerdictLaw:
-        """Return the law of the verdict; ``emitted`` of a sampled draft is an estimate.
+        """Return the law of the verdict; for a sampled draft ``emitted`` is an estimate.
 
-        Along the path ``waiting[:, c]`` is the mass of rounds that have overridden a rejection
-        and need c more tokens to pass; at c = 0 it is R, and they may end here.
+        A recursion along the path: ``waiting[:, c]`` is the probability of having overridden a
+        rejection that needs c more tokens to pass. ``waiting[:, 0]`` is R, the probability of being
+        in no such window, where a round may end.
         """
         q, ids = target_probs.double(), draft.token_ids
         last, chances, window, unsure, possible = self._places(assigned, q, draft)
@@ -241,7 +244,7 @@ class Fly(Verifier):
     def _places(
         self, assigned: Assignment, q: Tensor, draft: Draft
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the chain's last rows, a, W, where q is unsure, and q_n > 0."""
+        """Return the chain's last rows, a, W, whether q is undecided, and whether q_n > 0."""
         law, ids = Chain().law(assigned, q, draft), draft.token_ids
         counts = torch.as_tensor(draft.counts, device=q.device)
         rows = q[:, : ids.shape[1]].double()
@@ -256,7 +259,7 @@ class Fly(Verifier):
 
 
 def following(passed: Tensor, window: Tensor) -> Tensor:
-    """Return (B, K, W + 1), products of the next 0 to W values, 0 where fewer follow."""
+    """Return the products (B, K, W + 1) of the next 0 to W values; 0 where fewer follow."""
     most = int(window.max())
     padded = torch.cat([passed, passed.new_zeros(len(passed), most)], 1)
     after = padded.unfold(1, most, 1)[:, 1:].cumprod(-1)
@@ -264,10 +267,11 @@ def following(passed: Tensor, window: Tensor) -> Tensor:
 
 
 class Shipped(NamedTuple):
-    """A rule as somebody ships or publishes it.
+    """A rule as an engine ships it or a paper publishes it.
 
-    Its policy at its default, at a published value where that is lossless or missing; who has it,
-    which option sets it there, where this was read, and the verifier that it needs.
+    ``policy`` has the rule's default, or a published value if the default is lossless or missing.
+    ``engine`` has the rule, ``flag`` is the option there, ``source`` documents it, and ``verifier``
+    is the verifier that the rule needs.
     """
 
     policy: str | ct.Policy

@@ -32,7 +32,7 @@ def tune_all(
     *,
     cycles: int,
 ) -> None:
-    """Tune ``args.policy`` at every level of ``args.nats`` that the journal lacks, and keep it.
+    """Tune ``args.policy`` at the levels of ``args.nats`` that the journal lacks; keep the results.
 
     Rows are logged and calls timed along texts of at most ``limit`` tokens, ``args.batch`` texts at
     once. Costs are measured once, at the largest level, where most families have a solved knob.
