@@ -1,12 +1,12 @@
 """Recompute every committed CSV by the command in its head, into --out.
 
-Takes hours: the whole answers 4.4 hours (the seconds in its CSV added up), throughput 16 minutes.
---quick takes small settings: the same columns from fewer rows, to see that every command works. A
-command that fails is told, and the others go on; what they print is in OUT/made. Commands that
-resume take up what is there, so name another folder to begin anew. Numbers of a GPU are made by
-gpu-check; a CSV whose head names a commit was made by that commit's command. --shared holds models/
-and prompts/, of which chat.jsonl is mt_bench.jsonl and, after it, the first 220 lines of
-gsm8k_test.jsonl.
+This takes hours: the whole answers 4.4 hours (the sum of the seconds in the CSV), throughput 16
+minutes. --quick makes the same columns from fewer rows, to test that every command works. If a
+command fails, this is printed, and the other commands still run; their output is in OUT/made. Some
+commands resume from files in --out, so name another folder to begin anew. Numbers of a GPU are made
+by gpu-check. A CSV whose head names a commit was made by the command at that commit. --shared has
+the folders models/ and prompts/; chat.jsonl there is mt_bench.jsonl followed by the first 220 lines
+of gsm8k_test.jsonl.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from .common.results import read_csv, write_bytes
 
 @dataclass(frozen=True)
 class Entry:
-    """Flags of a table's command that its head does not hold; braces as in ``command``."""
+    """A command, with the flags that are not in the head of its CSV; for braces see ``command``."""
 
-    tables: str  # names of all its tables; ``name=other`` where the command names one ``other``
+    tables: str  # names of the command's tables; ``name=other`` if the command writes ``other``
     quick: str = ""  # flags of a small run
     out: str = "--out {made}"
-    inputs: str = ""  # flags that name files: a head holds only the last parts of these
+    inputs: str = ""  # paths of input files, of which the head has only the last parts
 
     @property
     def names(self) -> dict[str, str]:
-        """Return committed name → name that the command gives it, in order."""
+        """Return committed name → name that the command gives to the table, in order."""
         pairs = (word.partition("=") for word in self.tables.split())
         return {name: other or name for name, _, other in pairs}
 
@@ -42,8 +42,8 @@ class Entry:
     def command(self, quick: bool, made: Path, shared: Path) -> list[str]:
         """Return the words of the command.
 
-        ``made`` is a folder of the entry's own, ``{csv}`` the file of its first table there;
-        ``shared`` a folder of other models and prompts.
+        ``made`` is the folder of this entry's output, ``{csv}`` the first table's file there, and
+        ``shared`` the folder with further models and prompts.
         """
         name, other = next(iter(self.names.items()))
         places = {"root": ROOT, "shared": shared, "made": made, "csv": made / f"{other}.csv"}
@@ -64,7 +64,7 @@ MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 PAIR = "{root}/simulations/pair"
 SMOLLM = "{root}/build/smollm2-135m-instruct"
 
-# a new CSV is one more entry; a test compares them with paper_figures/data
+# every committed CSV has an entry; a test compares the entries with paper_figures/data
 ENTRIES = (
     Entry("overspend", "--points 21", CSV),
     Entry("acceptance_kl", "--tokens-each 2", CSV),
@@ -136,9 +136,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def recompute(entry: Entry, args: argparse.Namespace) -> str:
-    """Run an entry's commands, put its tables under ``args.out``, and return what came of it.
+    """Run an entry's command, copy its tables to ``args.out``, and return the outcome in words.
 
-    Raises RuntimeError if a command fails, or a table is missing or has other columns.
+    Raises RuntimeError if the command fails, or if a table is missing or has other columns.
     """
     if entry.needs_shared and not (args.shared / "models").is_dir():
         return f"left out, needs models in {args.shared} (--shared)"

@@ -1,11 +1,11 @@
 """The main job: two language models in, tables and two pictures out.
 
-Logs both models' rows along texts of the target, compares policies on them at equal nats, solves
-the optimal acceptance on one row three ways, and decodes the same prompts with each policy at the
-setting that was solved for ``--nats``. Writes everything to ``--out`` as CSV, PDF and PNG.
+Logs both models' rows along texts of the target, compares policies on these rows at equal nats,
+solves the optimal acceptance on one row in two ways, and decodes the same prompts with each policy
+at the knob that was solved for ``--nats``. Writes CSV, PDF and PNG files to ``--out``.
 
-K, the number of drafted tokens a round, is tuned for each policy: the fastest is shown. Decodes
-are as those of ``python -m simulations throughput``: interleaved, the cost from a metered repeat.
+For each policy the fastest K (drafted tokens per round) is shown. Decodes are made as by
+``python -m simulations throughput``: interleaved, with the nats from a metered repeat.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from .common.results import publish
 from .throughput import table
 from .throughput.command import speeds
 
-# Cactus a second time, at a published budget
+# Cactus is there twice: with a solved budget, and at a published budget
 POLICIES = "lenience", "cactus", "cactus:delta=1", "band"
-# nats a token at which policies are compared, beside those of the decodes
+# nats per token at which policies are compared, beside --nats
 NATS = 0.02, 0.05, 0.1, 0.2, 0.4
 PICTURES = "policies", "band_row"
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     checked_level(args.nats, "--nats")
-    for spec in args.policy:  # a typo shows before anything runs
+    for spec in args.policy:  # a typo raises before models are loaded
         family_of(spec, read_divergence("kl"))
     asked, pair = given_prompts(args)[: args.num_prompts], loaded(args)
     prompts = prompt_ids(args, pair, asked)
@@ -89,9 +89,9 @@ def _write(tables: dict[str, list[dict[str, Any]]], args: argparse.Namespace, dt
 
 # budget of the solved row, in nats
 SOLVED_DELTA = 0.1
-# least and most chance of a rejection, without loss, on the row that is drawn
+# least and largest probability of a lossless rejection on the row that is plotted
 DRAWN_REJECTIONS = (0.3, 0.5)
-# least probability, in either row, of a token that is drawn
+# least probability, under q or p, of a token that is plotted
 DRAWN_MASS = 1e-4
 PROGRAM_TOLERANCE = 1e-6
 SOLVED_HEADS = ("", "acceptance", "price dA/dδ", "proof of optimality", "seconds")
@@ -127,7 +127,7 @@ def solve(q: Tensor, p: Tensor, pair: Pair) -> list[dict[str, Any]]:
 
 
 def row_to_draw(q: Tensor, rejected: Tensor) -> int:
-    """Return the row of largest entropy among those with a fair share of rejections."""
+    """Return the index of the row to plot: the largest entropy among rows with some rejections."""
     low, high = DRAWN_REJECTIONS
     entropy = -torch.xlogy(q, q).sum(-1)
     fair = (rejected >= low) & (rejected <= high)
@@ -139,7 +139,7 @@ def row_to_draw(q: Tensor, rejected: Tensor) -> int:
 def _token_rows(
     q: Tensor, p: Tensor, optimum: OptimalAcceptance, pair: Pair
 ) -> list[dict[str, Any]]:
-    """Return the row's tokens in order of p/q, with the band and what Cactus emits."""
+    """Return the row's tokens in the order of p/q, with the band's and Cactus's emitted law."""
     emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
     order = (p / q).argsort()
     cumulative = q[order].cumsum(0)

@@ -183,7 +183,7 @@ def rows_along(
         tokens = torch.tensor(found, device=q.device)
         return q, one_hot(tokens[tokens >= 0], q), tokens >= 0
     if isinstance(drafter, Eagle3Drafter):
-        # a head drafts only behind a token with target states, so not at the first places
+        # a head reads the states of the token before the last: places 0 and 1 have no draft
         drafting, drafted = drafter.begin(setting), places >= 2
         logits = drafting.logits(drafting.run(*drafting.fresh([1]))[:, places[drafted] - 2])
     else:

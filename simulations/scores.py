@@ -1,4 +1,4 @@
-"""Scores of answers for ``answers --score``: (prompt, completion[, columns]) in, a number out."""
+"""Scores of answers for ``answers --score``: functions of (prompt, completion[, columns])."""
 
 import inspect
 from collections.abc import Callable
@@ -23,9 +23,9 @@ Score = Callable[[Prompt, str], float]
 
 
 def score_of(source: str | None) -> Score | None:
-    """Return a score by its name, or the function that ``FILE.py:NAME`` names, its numbers checked.
+    """Return a score by its name, or from ``FILE.py:NAME`` with a check of its numbers.
 
-    None for None.
+    None gives None.
     """
     if source is None:
         return None
@@ -47,7 +47,7 @@ def score_of(source: str | None) -> Score | None:
         given = prompt.text, completion, dict(prompt.columns)
         try:
             value = float(score(*given[:takes]))
-        except Exception as error:  # the file is not ours
+        except Exception as error:  # the user's function may raise anything
             raise ValueError(f"--score: {named} raised {type(error).__name__}: {error}") from error
         if not np.isfinite(value):
             raise ValueError(f"--score: {named} must return finite numbers; got {value}")

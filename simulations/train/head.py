@@ -1,8 +1,8 @@
 """An EAGLE-3 head for any Llama-like target, on texts that the target writes itself.
 
-In stages: pieces of texts with the target's states, the draft vocabulary, places one after the
-other by KL, all places by KL, all places by total variation, report. Every stage is resumed or
-skipped by its files in --work-dir, and a run that was killed ends with the same bits.
+The stages are: pieces of texts with the target's states, the draft vocabulary, training on the
+first place by KL, on all places by KL, on all places by total variation, report. Files in
+--work-dir let every stage be resumed or skipped; a resumed run ends with the same bits.
 """
 
 import argparse
@@ -55,9 +55,9 @@ FLAGS: Numbers = {
     "held_out": (0.05, "share of prompts or documents whose texts are only scored, by the seed"),
     "seed": (0, ""),
 }
-# tokens a text that are written to learn what all take
+# tokens per text that are sampled to estimate the time of all texts
 PROBED = 8
-# stage: flag of its steps, share of the peak rate, of the steps over which it falls, if by KL
+# stage → (flag of its steps, share of the peak rate, share of steps with a falling rate, by KL?)
 STAGES = {
     "first": ("first_steps", 1.0, 0.3, True),
     "all": ("steps", 1.0, 0.5, True),
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sources(args: argparse.Namespace, pair: Pair) -> tuple[Source, Source]:
-    """Return where texts begin: those that are learned from, and those that are only scored."""
+    """Return the sources of the training texts and of the held-out texts."""
     tokenizer, ends = pair.tokenizer, frozenset(own_ends(pair.target))
     answer = Turn(args.answer_tokens, ends)
     if args.corpus is not None:
@@ -135,13 +135,13 @@ def sources(args: argparse.Namespace, pair: Pair) -> tuple[Source, Source]:
 
 
 def say_costs(args: argparse.Namespace, target: Any, seen: Source, reads: Sequence[int]) -> None:
-    """Say on stderr what the texts will take, measured on a few tokens of them."""
+    """Print an estimate of the texts' time and disk space to stderr, from a few tokens."""
     few, began = Turn(PROBED, frozenset()), time.monotonic()
     beginnings = [seen.beginnings[0]] * args.piece_texts
     piece = written(target, beginnings, few, reads, Generator().manual_seed(0))
     speed = PROBED * args.piece_texts / (time.monotonic() - began)
     tokens = args.pieces * args.piece_texts * sum(turn.most for turn in seen.turns)
-    size = len(reads) * piece.states[0, 0].nbytes / 1e9  # of a token
+    size = len(reads) * piece.states[0, 0].nbytes / 1e9  # GB per token
     print(
         f"texts: at most {tokens:,} tokens, {tokens / speed / 3600:.2g} hours at {speed:.0f} a "
         f"second, {tokens * size:.2g} GB on disk, {tokens / args.pieces * size:.2g} GB at a time",
@@ -184,7 +184,7 @@ def taught(
 
 
 def _settings(args: argparse.Namespace, seen: Source, unseen: Source) -> dict[str, Any]:
-    """Return all that decides a result: folders and threads cannot change it."""
+    """Return all settings that a result depends on; folders and threads are not among them."""
     return {
         **{name: getattr(args, name) for name in FLAGS},
         "dtype": dtype_rule(args.dtype, args.device),

@@ -1,8 +1,8 @@
 """From the standard library to the shipped pair.
 
-In stages: corpus and tokenizer, target on text, draft on text, texts that the target writes, draft
-distilled on them, draft trained for its acceptance, report. Every stage is resumed or skipped by
-its file in --work-dir, and training is bit-identical however often it was interrupted.
+The stages are: corpus and tokenizer, target on text, draft on text, texts sampled from the target,
+draft distilled on these texts, draft trained for acceptance, report. Files in --work-dir let every
+stage be resumed or skipped; training gives the same bits however often it was interrupted.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from .corpus import Document
 from .fit import Plan
 from .samples import Piece, Source, Turn
 
-# those of the shipped pair
+# the defaults are the settings of the shipped pair
 FLAGS: Numbers = {
     "vocab_size": (2048, ""),
     "target_layers": (11, ""),
@@ -44,9 +44,9 @@ FLAGS: Numbers = {
     "seed": (0, ""),
     "threads": (1, "one gives bit-identical results"),
 }
-# peak learning rates of the target, of the draft, and of its steps on acceptance
+# peak learning rates of the target, of the draft, and of the draft's steps on acceptance
 TARGET_RATE, DRAFT_RATE, OVERLAP_RATE = 2e-3, 4e-3, 1.5e-3
-# share of the target's own texts in a batch of the draft
+# share of texts sampled from the target in a batch of the draft
 POOL_SHARE = 0.75
 
 
@@ -123,7 +123,7 @@ def trained(
 
 
 def _stream_of(pool: list[Path]) -> corpus.Stream:
-    """Return the texts that a target wrote, each of which begins with end-of-text."""
+    """Return the sampled texts as one stream; each text begins with an end-of-text token."""
     pieces = [Piece.read(path) for path in pool]
     ends = torch.cat([piece.lengths for piece in pieces]).cumsum(0)
     starts = torch.cat([torch.ones(1, dtype=torch.int64), ends[:-1] + 1])

@@ -1,4 +1,7 @@
-"""Texts that a target writes, with states that a head learns from: pieces on disk, and batches."""
+"""Sample texts from a target with its hidden states, in pieces on disk, and batch them.
+
+``train-head`` trains on the states, ``train-pair`` on the texts alone.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,20 +22,20 @@ from cactus_theory.verify.draw import pick
 from ..common.results import write_tensors
 from .eagle3 import Batch
 
-# batches among which texts are sorted by length
+# texts are sorted by length within this many batches, so that padding wastes little
 SORTED = 16
-# share of a batch that has ended before its rows are left out
+# ended texts are dropped from a batch once they are this share of it
 ENDED = 0.1
-# how a target writes a user's turn: a few likely tokens, or turns are no questions
+# temperature and top-k of a user's turn: from the whole law, most turns would be no questions
 USERS_TEMPERATURE, USERS_TOP = 0.9, 50
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Tokens that the target writes in a row: at most ``most``, until one of ``ends``.
+    """A turn that the target writes: at most ``most`` tokens, until one of ``ends``.
 
-    Drawn from all at temperature 1, or from the ``top`` likeliest at USERS_TEMPERATURE. Then
-    ``after`` follows, whose first token is not repeated where the target wrote it.
+    Tokens are drawn at temperature 1, or from the ``top`` likeliest at USERS_TEMPERATURE. Then the
+    ids ``after`` are appended, without the first if the target wrote it.
     """
 
     most: int
@@ -43,10 +46,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Piece:
-    """Texts one after another: ids (N,), lengths (T,) and states of every read layer (N, R, H).
+    """T texts, one after another: ids (N,), lengths (T,), states of R layers (N, R, H).
 
-    ``norms`` (N,) are the logsumexp of the logits after a token, where the next one was drawn from
-    all of them at temperature 1, and NaN elsewhere.
+    ``norms`` (N,) is the logsumexp of the logits after a token if the next token was drawn from all
+    tokens at temperature 1, else NaN: only rows with a norm count in training.
     """
 
     ids: Int[Tensor, "N"]
@@ -56,7 +59,7 @@ class Piece:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the piece in a file, of which is read what is used."""
+        """Return the piece in a file, memory-mapped, so that only the used parts are read."""
         return cls(**torch.load(path, weights_only=True, mmap=True))
 
     def turned(self, after: Sequence[int]) -> list[list[int]]:
@@ -67,7 +70,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Source:
-    """Beginnings of texts, of which the seed draws, and the turns that follow."""
+    """Beginnings of texts, from which the seed picks at random, and the turns that follow."""
 
     beginnings: Sequence[Sequence[int]]
     turns: Sequence[Turn]
@@ -75,7 +78,7 @@ class Source:
     def pieces(
         self, target: Any, folder: Path, count: int, texts: int, reads: Sequence[int], seed: int
     ) -> list[Path]:
-        """Return the files of ``count`` pieces of so many texts; those that are there are kept."""
+        """Return the files of ``count`` pieces of ``texts`` texts each; existing files are kept."""
         paths = [folder / f"{number:04d}.pt" for number in range(count)]
         progress = Progress(f"{folder.name}: pieces of {texts} texts", count)
         for number, path in enumerate(paths):
@@ -86,7 +89,7 @@ class Source:
         return paths
 
     def piece(self, target: Any, texts: int, reads: Sequence[int], seed: int) -> Piece:
-        """Return so many texts, whose beginnings are drawn."""
+        """Return a piece of ``texts`` texts with randomly picked beginnings."""
         generator = Generator().manual_seed(seed)
         some = torch.randint(len(self.beginnings), (texts,), generator=generator)
         begun = [self.beginnings[at] for at in some.tolist()]
@@ -96,9 +99,10 @@ class Source:
 
 
 def own_prompts(tokenizer: Any, ends: frozenset[int], prompt: int, answer: int) -> Source:
-    """Return texts of a target alone: it writes a user's turn, by its template, then the answer.
+    """Return a source in which the target writes both the user's turn and the answer.
 
-    ValueError for a tokenizer without a template, or with one that keeps no user's text.
+    The chat template gives the ids around the turns. Raises ValueError for a tokenizer without a
+    template, or with a template that changes the user's text.
     """
     mark = "\x00user\x00"
     text = Rendering(chat=True).text(Prompt(mark), tokenizer)
@@ -113,7 +117,7 @@ def own_prompts(tokenizer: Any, ends: frozenset[int], prompt: int, answer: int) 
 
 
 def _next(logits: Tensor, turn: Turn, coins: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a token drawn from each row's logits, and their logsumexp; NaN in other laws."""
+    """Draw a token from each row's logits; return tokens and logsumexp (NaN with a top-k)."""
     scaled, ids = logits.float(), None
     if turn.top is not None:
         scaled, ids = scaled.div(USERS_TEMPERATURE).topk(turn.top)
@@ -129,9 +133,9 @@ def _next(logits: Tensor, turn: Turn, coins: Tensor) -> tuple[Tensor, Tensor]:
 def written(
     target: Any, begun: Sequence[Sequence[int]], turn: Turn, reads: Sequence[int], source: Generator
 ) -> Piece:
-    """Let a target go on with texts for a turn; keep the states of all their tokens.
+    """Sample a turn after each text; return the texts with the states of their tokens.
 
-    The last token of a text has none: its states are zeros.
+    The last token of a text was not fed to the target: its states are zeros.
     """
     texts, left = [list(ids) for ids in begun], [turn.most] * len(begun)
     norms = [[torch.nan] * len(ids) for ids in texts]
@@ -171,7 +175,7 @@ def _states(model: CachedModel, row: int, length: int) -> Float[Tensor, "length 
 
 @dataclass(frozen=True)
 class SampledTexts:
-    """All texts of some pieces: the files are read where they are asked for."""
+    """The texts of several pieces, read from their files when a batch needs them."""
 
     paths: Sequence[Path]
     embedding: Float[Tensor, "vocab hidden"]
@@ -182,7 +186,7 @@ class SampledTexts:
 
     @cached_property
     def places(self) -> list[tuple[int, int, int]]:
-        """Return piece, first token and length of every text of which some row counts."""
+        """Return (piece, first token, length) of every text with at least one row that counts."""
         found = []
         for number, piece in enumerate(self.pieces):
             ends = piece.lengths.cumsum(0)
@@ -193,16 +197,16 @@ class SampledTexts:
 
     @cached_property
     def rows(self) -> int:
-        """Return the mean number of rows that count in a text."""
+        """Return the mean number of rows that count per text, at least 1."""
         count = sum(int((~piece.norms.isnan()).sum()) for piece in self.pieces)
         return max(round(count / max(len(self.places), 1)), 1)
 
     def batch(
         self, numbers: Sequence[int], most: int | None = None, source: Generator | None = None
     ) -> Batch:
-        """Return some texts, shorter ones with units that do not count behind theirs.
+        """Return a batch of some texts, padded with units that do not count.
 
-        At most ``most`` units of a text are anchors, drawn by ``source``.
+        At most ``most`` units of a text are anchors, picked at random by ``source``.
         """
         texts = [self._text(*self.places[number]) for number in numbers]
         embedded, states, rows, norms = (
@@ -225,9 +229,9 @@ class SampledTexts:
         return embedded, states[:-1, :-1].flatten(1), states[1:, -1], piece.norms[start + 1 : end]
 
     def shuffled(self, size: int, most: int, seed: int) -> Callable[[int, Generator], Batch]:
-        """Return a batch for each step; every text is seen about once an epoch.
+        """Return a function from the training step to a batch; an epoch has each text about once.
 
-        SampledTexts are sorted by length among every ``SORTED`` batches, which then waste little.
+        Texts are sorted by length within ``SORTED`` batches, so that padding wastes little.
         """
         count = len(self.places)
         steps = max(count // size, 1)
