@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: collect the pages, and turn formulas into MathML."""
+"""Hooks of mkdocs: collect the site's pages, and convert formulas to MathML."""
 
 import html
 import importlib
@@ -16,13 +16,13 @@ PAGES = ("*.md", "*/*.md", "paper_figures/results/*.md")
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+)[^)\s]*\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', flags=re.S)
 DISPLAYED = re.compile(r"^( *)\.\. math:: *(.*(?:\n\1 +\S.*)*)", flags=re.M)
-# most characters of a formula in text that does not scroll: about a phone's width (style.css)
+# a longer inline formula gets a scroll bar; about the width of a phone (style.css)
 LONG = 24
 ENTRY = re.compile(r"^(\*{0,2}\w[\w, *]*) : ", flags=re.M)
 
 
 class Markdown(griffe.Extension):
-    """Docstrings in Markdown, their entries without types: those are in signatures."""
+    """Convert docstrings to Markdown, and drop the types of entries, which signatures show."""
 
     def on_instance(self, *, obj, **_):
         if obj.docstring:
@@ -32,7 +32,7 @@ class Markdown(griffe.Extension):
             obj.docstring.value = ENTRY.sub(r"\1\n    ", text)
 
     def on_function_instance(self, *, func, **_):
-        """Show the keywords behind ``**options`` where Python is told to show them."""
+        """Show the keywords behind ``**options`` if the function has a ``__signature__``."""
         if func.parent.is_module:
             found = getattr(importlib.import_module(func.module.path), func.name, None)
             if told := getattr(found, "__signature__", None):
@@ -87,7 +87,7 @@ def on_page_content(content, **_):
 
 
 def mathml(match: re.Match[str]) -> str:
-    # a brace by its name is not known beside an operator, nor in a size of its own
+    # the converter does not know \lbrace beside an operator, nor with \big
     tex = re.sub(r"\\big(?=\\[lr]brace)", "", html.unescape(match[2]))
     tex = tex.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     tex = re.sub(r"\\ln *(?=(\()?)", lambda name: "\\,\\ln" + ("" if name[1] else "\\,"), tex)

@@ -1,8 +1,8 @@
 """Training texts: the Python standard library of this machine, or others.
 
-Which files count, which are held out and what identifies the corpus are pure
-functions of relative paths and contents, so two machines with the same Python
-release agree without sharing a file. The tokenizer, byte-level BPE, is trained on the corpus.
+The choice of files, the held-out share and the corpus's fingerprint depend only on relative paths
+and contents, so two machines with the same Python release get the same corpus. The tokenizer
+(byte-level BPE) is trained on the corpus.
 """
 
 import hashlib
@@ -23,27 +23,30 @@ from cactus_theory.base.prompts import prompts_of
 SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "__pycache__"})
 GENERATED_TABLE = re.compile(r"generated from .{0,200}gencodec\.py", re.DOTALL)
 TOP_LEVEL = re.compile(r"^(?:@\w|def |class |async def )", re.MULTILINE)
-# share of documents that are only scored, by a digest of their path
+# share of documents that are held out, chosen by a digest of the path
 HELD_OUT = 0.05
 T = TypeVar("T")
-# kinds of files of a corpus of one's own, and characters from which on a text's next paragraph
-# begins another document
+# suffixes of text files, and the number of characters after which the next paragraph of a text
+# begins a new document
 TEXTS, PART = (".txt", ".md"), 2**13
 KINDS = (".py", ".jsonl", *TEXTS)
-# tokens of the beginnings that a target goes on with, from end-of-text alone to some context
+# lengths in tokens of the beginnings that a target continues; 1 is the end-of-text token alone
 PREFIX_LENGTHS = (1, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file, a part of a text, or a line of a .jsonl: path below the corpus, with ``/``."""
+    """A file, a part of a text file or a line of a .jsonl file, with its path in the corpus."""
 
     path: str
     text: str
 
 
 def is_held_out(path: str, share: float = HELD_OUT, seed: int = 0) -> bool:
-    """Decide from path and seed alone; additions elsewhere never move a document."""
+    """Return whether a document is held out, by path and seed alone.
+
+    So adding other documents never moves a document between the two parts.
+    """
     digest = hashlib.sha256((f"{seed} {path}" if seed else path).encode()).digest()
     return int.from_bytes(digest[:8], "big") % 10_000 < round(10_000 * share)
 
@@ -51,14 +54,13 @@ def is_held_out(path: str, share: float = HELD_OUT, seed: int = 0) -> bool:
 def read_corpus(
     root: Path, share: float = HELD_OUT, seed: int = 0, kinds: Sequence[str] = KINDS
 ) -> tuple[list[Document], list[Document]]:
-    """Return the documents of a file or a folder to learn from, and those only ever scored.
+    """Read the documents of a file or a folder; return training and held-out documents.
 
-    All that are usable, sorted by relative path.
-
-    A ``.py`` file is a document; a ``.jsonl`` has one a line, as a file of prompts; a text is
-    parted at blank lines. Left out: installed packages and test folders, build settings of one
-    machine (``_sysconfigdata*``), generated character tables, and .py files that are not UTF-8.
-    ValueError if nothing is usable, or nothing in one of the two parts.
+    A ``.py`` file is one document, a line of a ``.jsonl`` file is one document (as in a file of
+    prompts), and a text is split at blank lines. Documents are sorted by relative path. Left out
+    are installed packages and test folders, build settings of one machine (``_sysconfigdata*``),
+    generated character tables, and .py files that are not UTF-8. Raises ValueError if one of the
+    two parts is empty.
     """
     files = [root] if root.is_file() else [p for p in root.rglob("*") if p.suffix in kinds]
     base = root.parent if root.is_file() else root
@@ -69,7 +71,7 @@ def read_corpus(
 def parted(
     flag: str, texts: Sequence[T], names: Iterable[str], share: float, seed: int
 ) -> tuple[list[T], list[T]]:
-    """Return the texts that are learned from, and those that are held out; ValueError for none."""
+    """Return training texts and held-out texts; raise ValueError if one of the parts is empty."""
     parts: tuple[list[T], list[T]] = [], []
     for text, name in zip(texts, names, strict=True):
         parts[is_held_out(name, share, seed)].append(text)
@@ -118,22 +120,22 @@ def _read(path: Path, root: Path) -> list[Document]:
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
-# most positions of a text: the longest training windows have four times 256 tokens
+# positions of the models: the longest training windows have four times 256 tokens
 MAX_POSITIONS = 1024
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Documents in a row, each preceded by end-of-text, and where short windows may begin."""
+    """Concatenated documents, each after an end-of-text token, and starts for short windows."""
 
     tokens: Tensor  # (n,) int32
     starts: Tensor  # (m,) int64, the first token of each document or top-level definition
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train byte-level BPE; id 0 is end-of-text, the rest bytes (256) and merges.
+    """Train byte-level BPE: id 0 is end-of-text, the other ids are 256 bytes and merges.
 
-    End-of-text is bos, eos and pad.
+    End-of-text is also the bos, eos and pad token.
     """
     if vocab_size < 257:
         raise ValueError(f"vocab_size must be at least 257, got {vocab_size}")
@@ -156,9 +158,9 @@ def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFas
 
 
 def encoded(tokenizer: Any, documents: Sequence[Document]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield each document's tokens, and the places of those that begin a top-level definition.
+    """Yield each document's tokens and the indices at which windows may start.
 
-    The first one is among these.
+    These are the first token and every token that begins a top-level definition.
     """
     told = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
     for document in documents:
@@ -179,7 +181,7 @@ def encode_stream(tokenizer: Any, documents: Sequence[Document]) -> Stream:
 
 
 def beginnings(tokenizer: Any, documents: Sequence[Document]) -> list[list[int]]:
-    """Return the first tokens of documents and top-level definitions, in several lengths."""
+    """Return the first tokens of documents and of top-level definitions, with varying lengths."""
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     lengths = itertools.cycle(PREFIX_LENGTHS)
     return [

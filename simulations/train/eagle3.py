@@ -1,11 +1,11 @@
-"""An EAGLE-3 head in training: a new one, its steps along texts and their loss, its folder.
+"""Train an EAGLE-3 head: build a new head, unroll its steps along texts, compute the loss, save it.
 
-Unit u of a text stands for token u + 1: that token's embedding beside the states of token u. Step 0
-runs over all units, with their true states. At step i every unit u, an anchor, goes on with token
-u + 1 + i and the layer's own output of the step before: its query sees the units up to the anchor
-as they were at step 0, and its own chain. What it scores there is held against the target's row
-after token u + 1 + i. Source: EAGLE-3 (Li et al., arXiv 2503.01840), training-time test. The folder
-is one that speculators and vLLM read.
+Unit u of a text is the embedding of token u + 1 beside the target's states of token u. Step 0 runs
+over all units with the true states. Later steps start from some units, the anchors. At step i an
+anchor u continues with token u + 1 + i and the layer's output at step i − 1; its query attends to
+the units up to u as they were at step 0, and to the anchor's earlier steps. The scores are compared
+with the target's row after token u + 1 + i. Source: EAGLE-3 (Li et al., arXiv 2503.01840),
+training-time test. The saved folder has the format that speculators and vLLM read.
 """
 
 import copy
@@ -27,18 +27,18 @@ from cactus_theory.decoding.models import text_config
 
 from ..common.results import write_bytes, write_text
 
-# version of the format that is written
+# version of the speculators format that is written
 FORMAT = "0.9.0"
-# rows of logits that are worked on at once: they stay in a processor's cache
+# rows of logits that are processed at once, few enough for a processor's cache
 ROWS = 128
-# weight of a place by KL, of the one before it
+# weight of a place in the KL loss, relative to the place before
 DECAY = 0.8
 
 
 def reads_of(target: Any) -> tuple[int, ...]:
-    """Return the layers whose states a head reads: low, middle and high, fewer of a flat target.
+    """Return the layers whose states a head reads: low, middle and high, fewer for a small target.
 
-    Those of the format for 30 layers or more; it reads the third last, which is deep in these.
+    With 30 layers or more these are the format's layers, the highest being the third last.
     """
     count = text_config(target).num_hidden_layers
     return tuple(sorted({min(2, count - 1), count // 2, count - min(3, max(count // 10, 1))}))
@@ -47,7 +47,7 @@ def reads_of(target: Any) -> tuple[int, ...]:
 def draft_vocabulary(
     texts: Iterable[Int[Tensor, "N"]], size: int, vocab: int
 ) -> Int[Tensor, "draft"]:
-    """Return the ids that occur most often, ascending; of equals the first."""
+    """Return the ``size`` most frequent ids, ascending; of equally frequent ids the smaller."""
     counts = torch.zeros(vocab, dtype=torch.int64)
     for ids in texts:
         counts += torch.bincount(ids.long(), minlength=vocab)
@@ -57,10 +57,10 @@ def draft_vocabulary(
 
 @torch.no_grad()
 def build(target: Any, ids: Int[Tensor, "draft"], reads: Sequence[int], seed: int) -> Eagle3Head:
-    """Return a new head that begins as the target's last layer: it scores what that would.
+    """Return a new head that is initialised from the target's last layer.
 
-    Its rows for the tokens ``ids`` are the target's; the last of the read states goes through, and
-    what it makes of a token's embedding is random.
+    The output rows of the tokens ``ids`` are the target's, and the highest of the read states is
+    passed on. Only the weights for a token's embedding are random.
     """
     config = copy.deepcopy(text_config(target))
     config.num_hidden_layers, config.tie_word_embeddings = 1, False
@@ -90,16 +90,16 @@ def build(target: Any, ids: Int[Tensor, "draft"], reads: Sequence[int], seed: in
 
 
 def write(head: Eagle3Head, folder: Path, target: Any, name: str, places: int) -> None:
-    """Write a head's float16 weights and configuration, each file whole or not at all.
+    """Write a head's float16 weights and configuration, each file atomically.
 
-    ``name``, a folder or an id, leads servers of the head to the target; ``places`` are the tokens
-    that are drafted.
+    ``name``, a folder or an id, tells servers which target the head is for; ``places`` is the
+    number of drafted tokens.
     """
     weights = {
         stored.removeprefix("core.").removeprefix("model."): weight.detach().half().contiguous()
         for stored, weight in head.named_parameters()
     }
-    del weights["embed_tokens.weight"]  # the target's is read
+    del weights["embed_tokens.weight"]  # servers read the target's embedding
     if head.cut:
         weights["d2t"] = head.ids - torch.arange(len(head.ids))
         weights["t2d"] = torch.isin(torch.arange(head.vocab), head.ids)
@@ -132,10 +132,11 @@ def write(head: Eagle3Head, folder: Path, target: Any, name: str, places: int) -
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts (B, U units): embeddings, states of the read layers, the target's rows and which count.
+    """B texts of U units: embeddings, states of the read layers, target rows, and which rows count.
 
-    A row of the target is what its head made the logits of, and their logsumexp over all tokens.
-    ``anchors`` are units from which later steps go on, any valid index where there are fewer.
+    A target row is kept as the input of the target's output layer (``rows``) and the logsumexp of
+    the logits (``norms``). ``anchors`` are the units from which later steps start; ``real`` marks
+    valid anchors, the others are padding.
     """
 
     embedded: Float[Tensor, "batch units hidden"]
@@ -148,7 +149,7 @@ class Batch:
 
 
 class _Scored(torch.autograd.Function):
-    """Loss and overlap of rows; gradients are made going forward, a few rows at a time."""
+    """Loss and overlap of rows, a few at a time; the forward pass also computes the gradients."""
 
     @staticmethod
     def forward(ctx: Any, states, weight, rows, target_weight, norms, shares, by_kl) -> Any:
@@ -161,7 +162,7 @@ class _Scored(torch.autograd.Function):
             q = (rows[at] @ target_weight.t()).float().sub_(norms[at, None]).exp_()
             p = (states[at] @ small.t()).float()
             log_total = p.logsumexp(-1, keepdim=True)
-            if by_kl:  # −Σ q ln p, of the tokens that the head has
+            if by_kl:  # −Σ q ln p over the tokens that the head has
                 losses[at] = q.sum(-1) * log_total[:, 0] - (q * p).sum(-1)
             p = p.sub_(log_total).exp_()
             overlaps[at] = torch.minimum(q, p).sum(-1)
@@ -197,12 +198,13 @@ class Unrolled(nn.Module):
     def forward(
         self, batch: Batch, weight: Tensor, places: int, by_kl: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss of all rows that count, and by place the overlaps' sum and the rows (K,).
+        """Return the loss over all rows that count, and per place the sum of overlaps and the rows.
 
-        ``weight`` are the target's rows of the draft's tokens. Mass of the target off these is
-        lost to any head: it is in no overlap, and KL is −Σ q ln p over the draft's tokens. By KL a
-        place weighs ``DECAY`` times the one before it, else as much as it would be reached. Anchors
-        stand for all units.
+        ``weight`` has the target's output rows for the tokens of the draft vocabulary. Target mass
+        on other tokens counts in no overlap, and the KL loss is −Σ q ln p over the draft
+        vocabulary. By KL a place has ``DECAY`` times the weight of the place before; by total
+        variation its weight is the probability of being reached. Anchors are weighted so that
+        they stand for all units.
         """
         units = torch.arange(batch.counts.shape[1]).expand_as(batch.counts)
         kind, counted = self.head.fc.weight.dtype, batch.counts
@@ -236,7 +238,7 @@ class Unrolled(nn.Module):
     def step(
         self, embedded: Tensor, stream: Tensor, units: Tensor, memory: list[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "batch some hidden"]:
-        """Return the layer's output, before the final norm; its keys and values are kept."""
+        """Return the layer's output before the final norm; append keys and values to ``memory``."""
         layer, attention = self.layer, self.layer.self_attn
         normed = layer.hidden_norm(stream)
         pairs = torch.cat([layer.input_layernorm(embedded), normed], -1)
@@ -254,7 +256,7 @@ class Unrolled(nn.Module):
     def attended(
         self, queries: Tensor, units: Tensor, memory: list[tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "batch heads some width"]:
-        """Attend to the units up to the anchor as they were at step 0, then to the own chain."""
+        """Attend to the units up to the anchor as of step 0, and to the anchor's earlier steps."""
         (keys, values), *chain = [[repeat_kv(own, self.shared) for own in pair] for pair in memory]
         if not chain:
             return F.scaled_dot_product_attention(

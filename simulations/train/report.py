@@ -1,4 +1,4 @@
-"""The ``report.json`` of a pair or a head: how good it is on texts it never saw, and of what."""
+"""Write the ``report.json`` of a pair or a head: quality on held-out texts, and training data."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from .corpus import Document, Stream
 from .eagle3 import Unrolled, rows_of
 from .samples import SampledTexts, Source, Turn
 
-FOLDERS = ("work_dir", "out")  # flags that change no number
+FOLDERS = ("work_dir", "out")  # flags that do not change any number
 MODELS = ("target", "draft")
 LICENCE = (
     "Trained on the Python standard library, which is under the Python Software Foundation "
@@ -39,7 +39,7 @@ Measures = dict[str, Any]
 
 
 def publish(args: argparse.Namespace, finished: Path, measured: Measures) -> None:
-    """Write the report of a finished folder; copy it over --out, each file whole or not at all."""
+    """Write the report into a finished folder, and copy the folder to --out, file by file."""
     made = provenance(command_line(args, FOLDERS))
     versions = {"transformers": transformers.__version__, "tokenizers": tokenizers.__version__}
     versions |= {name: made[name] for name in ("python", "torch")}
@@ -59,10 +59,11 @@ def num_parameters(model: nn.Module) -> int:
 
 @torch.inference_mode()
 def held_out_loss(model: Any, stream: Stream, size: int, context: int = 256) -> Measures:
-    """Score every token of the stream once, with between 256 and 511 tokens before it.
+    """Return a model's mean loss on a stream, per token and per byte.
 
-    Windows of 512 move by 256 and score their second half; the first one scores all.
-    ``size`` is the length of the documents in bytes, without end-of-text tokens, which count.
+    Windows of 512 tokens move by 256 and score their second half, so that a token is scored once,
+    with 256 to 511 tokens before it; the first window scores all its tokens. ``size`` is the
+    documents' number of bytes; end-of-text tokens add to the loss, but not to the bytes.
     """
     tokens = stream.tokens.long()
     total, count = 0.0, 0
@@ -80,7 +81,7 @@ def held_out_loss(model: Any, stream: Stream, size: int, context: int = 256) -> 
 def overlap(
     target: Any, draft: Any, beginnings: Sequence[Sequence[int]], rows: int, length: int, seed: int
 ) -> Measures:
-    """Average the overlap of q and p over the target's continuations of beginnings."""
+    """Return the mean overlap Σ min(p, q) along continuations that are sampled from the target."""
     piece = Source(beginnings, [Turn(length, frozenset())]).piece(target, rows, (), seed)
     lengths, values = piece.lengths.tolist(), []
     for ids, norms in zip(piece.ids.split(lengths), piece.norms.split(lengths), strict=True):
@@ -94,7 +95,7 @@ def overlap(
 def measure_pair(
     args: argparse.Namespace, folder: Path, seen: list[Document], unseen: list[Document]
 ) -> Measures:
-    """Measure the stored models on unseen files; say of which texts they were made."""
+    """Measure the stored models on held-out documents, and describe the training texts."""
     models = {name: load_model(folder / name, dtype="float32") for name in MODELS}
     target, draft = models.values()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "target")
@@ -124,10 +125,10 @@ def measure_pair(
 def measure_head(
     args: argparse.Namespace, folder: Path, target: Any, seen: SampledTexts, unseen: SampledTexts
 ) -> Measures:
-    """Measure the stored head on held-out texts; say of which target and texts it was made.
+    """Measure the stored head on held-out texts, and describe its target and training texts.
 
-    Of each place the mean overlap with the target's row there, and of all the share of the target's
-    mass on the head's tokens, which no overlap exceeds.
+    The numbers are the mean overlap with the target's row at each place, and the target's mean mass
+    on the head's tokens, which is a ceiling for the overlap.
     """
     head = Eagle3Head.load(folder)
     student, weight = Unrolled(head), rows_of(target, head.ids)
