@@ -4,7 +4,7 @@
 compared with one softmax of the same row and a plain numpy sort-and-bisect.
 ``verify``: one verification step of a batch, compared with the straightforward dense way.
 ``decode``: tokens per second of a model pair, compared with Hugging Face assisted generation.
-A file each: ``measure`` returns rows, and ``HEADS`` are the columns that are printed.
+Each benchmark is a module, in which ``measure`` yields rows and ``HEADS`` names printed columns.
 """
 
 import argparse

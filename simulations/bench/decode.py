@@ -1,8 +1,8 @@
-"""Tokens per second of a model pair: this loop beside Hugging Face's own, lossless and warm.
+"""Measure tokens per second of a model pair: our loop beside Hugging Face's generation.
 
-The library's assisted generation is pinned to the same draft length: a constant schedule,
-no confidence threshold. Every prompt is decoded by all jobs before the next one; speeds and
-costs of a round are medians over repeats, ratios medians of ratios within a repeat.
+The library's assisted generation has the same fixed draft length: a constant schedule and no
+confidence threshold. Every prompt is decoded by all jobs before the next prompt. Speeds and times
+of a round are medians over repeats, ratios are medians of ratios within a repeat.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from cactus_theory.decoding import Pair
 from ..common.decode import Harness
 from ..common.grid import HF_ASSISTED, HF_PLAIN, PLAIN, Config, Grid, Job, Record, Runs, total
 
-# drafted tokens a round, new tokens a text, texts of the batch, prompts
+# drafted tokens per round, new tokens per text, texts per batch, prompts
 WIDTH, NEW, BATCH, PROMPTS = 4, 96, 8, 8
 HEADS = {
     "job": "job", "tokens_per_second": "tokens/s", "times_assisted": "× assisted",
@@ -33,7 +33,7 @@ Opened = tuple[Pair, list[Prompt], list[list[int]]]
 
 @dataclass(frozen=True)
 class Line(Config):
-    """A row of the table: the pair that decodes, its options and its name."""
+    """A row of the table: a config, its name, and whether the meter is on."""
 
     job: str = ""
     meter: bool = False
@@ -63,7 +63,7 @@ def harness_of(pair: Pair, ids: Sequence[list[int]]) -> Harness:
 
 
 def measure(repeats: int, opened: Opened, target: str) -> Iterator[dict[str, Any]]:
-    """Yield a row per job: speeds, and what a round takes, beside assisted generation."""
+    """Yield a row per job: speed, time of a round, and ratios to assisted generation."""
     harness = harness_of(opened[0], opened[2])
 
     def decoded(job: Job) -> Record:
@@ -87,7 +87,7 @@ def _row(line: Line, runs: Runs, target: str, assisted: Runs, lossless: Runs) ->
         "most": float(runs.speeds.max()),
         "times_assisted": float(np.median(runs.speeds / assisted.speeds)),
     }
-    row |= {name: "" for name in HEADS if name not in row}  # what only rounds have
+    row |= {name: "" for name in HEADS if name not in row}  # columns that only rounds fill
     if "target_calls" in runs.metered[0]:
         rounds, rival = (each.per_repeat("seconds", "target_calls") for each in (runs, lossless))
         row |= {

@@ -21,9 +21,9 @@ DELTA = 0.1
 # vocabularies of Qwen 3 and of Llama 2
 LARGE, MEDIUM = 151_936, 32_000
 HEADS = {"job": "job", "milliseconds": "ms", "note": ""}
-# rows of one call, for the time of one row among many
+# rows per call, for the time per row in a batch
 BATCH, LARGE_BATCH = 64, 40
-# policies whose emitted laws are timed, too, on a batch of large rows and row by row
+# policies whose emitted laws are also timed on a batch of large rows and row by row
 LAWS = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "speculative")
 
 
@@ -33,7 +33,7 @@ def measure(repeats: int) -> Iterator[dict[str, Any]]:
 
 
 def pair_of_rows(rows: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return peaked target rows and drafts that err by a unit of noise in the logits."""
+    """Return peaked target rows, and draft rows with unit Gaussian noise on the logits."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(rows, vocab, generator=generator, dtype=torch.float64)
     noise = torch.randn(rows, vocab, generator=generator, dtype=torch.float64)
@@ -43,9 +43,9 @@ def pair_of_rows(rows: int, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def clocked(
     jobs: Mapping[str, Callable[[], Any]], repeats: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
-    """Return median, least and most ``milliseconds`` of each job, in turn, and what it returned.
+    """Time jobs in turn; return median, least and most milliseconds, and the jobs' results.
 
-    The first call of each, which pays for memory, is not timed.
+    The first call of each job, which allocates memory, is not timed.
     """
     last = {name: job() for name, job in jobs.items()}
     times: dict[str, list[float]] = {name: [] for name in jobs}

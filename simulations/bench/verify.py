@@ -32,7 +32,7 @@ POLICIES = (
     "fuzzy:threshold=0.5",
     "lenience:lenience=0.5",
 )
-# policies whose emitted laws are measured, row by row
+# policies whose meter is timed, row by row
 METERED = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "lenience:lenience=0.5")
 # policy timed on whole paths → the policy whose step token by token it is compared with
 BLOCKS = {
@@ -48,16 +48,16 @@ HEADS = {
     "accepted": "accepted", "refused_rows": "rows\nrefused",
 }  # fmt: skip
 SOFTMAX, DENSE = "softmax of the target rows", "dense, cactus:delta=0.1"
-# noise in the draft's logits: for usual acceptance, and for almost none
+# standard deviation of the noise in the draft's logits: for usual acceptance, for almost none
 NOISES = {"usual draft": 1.0, "poor draft": 4.0}
 
 
 def dense_step(
     q: Tensor, p: Tensor, ids: Tensor, delta: float, coins: Tensor
 ) -> tuple[Tensor, ...]:
-    """Verify a chain under Cactus by building every row: h and (h − p)₊ at all (B, K, V).
+    """Verify a chain under Cactus the simple way: build h and (h − p)₊ at all positions (B, K, V).
 
-    Every position gets a recovered token, whether it is used or not.
+    A recovered token is drawn at every position, whether it is used or not.
     """
     n = ids[..., None]
     target = q[:, :-1]
@@ -78,9 +78,9 @@ def dense_step(
 def rows(
     vocab: int, batch: int, seed: int, width: int, noise: float
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Return float32 rows of target and draft, drafted tokens, coins.
+    """Return float32 rows of target and draft, drafted tokens and coins.
 
-    ``noise`` is that of the draft's logits.
+    ``noise`` is the standard deviation of the noise in the draft's logits.
     """
     source = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(batch, width + 1, vocab, generator=source)
@@ -121,7 +121,7 @@ def _measured(kind: str, noise: float, repeats: int) -> Iterator[dict[str, Any]]
 def _jobs(
     q: Tensor, p: Tensor, ids: Tensor, coins: tuple[Tensor, Tensor]
 ) -> dict[str, Callable[[], Any]]:
-    logits, memory = q.log(), torch.empty_like(q)  # a softmax that need not ask for memory
+    logits, memory = q.log(), torch.empty_like(q)  # so that the softmax allocates nothing
     jobs: dict[str, Callable[[], Any]] = {
         SOFTMAX: lambda: torch.softmax(logits, -1, out=memory),
         DENSE: lambda: dense_step(q, p, ids, DELTA, coins[0]),

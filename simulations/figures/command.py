@@ -5,7 +5,7 @@ import importlib
 
 from cactus_theory.base.help_pages import add_commands
 
-# name: what the table shows in a line, flags of a small run, and its module
+# name → (description in one line, flags of a small run, module)
 TABLES = {
     "frontier": ("acceptance against emitted KL on real rows",
                  "--tokens-each 2 --out build/example/acceptance_kl.csv", "figures.frontier"),

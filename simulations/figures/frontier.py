@@ -1,9 +1,8 @@
 """Acceptance against emitted KL on the rows of a real pair, for every policy and for the best.
 
-Rows are logged along text that the target wrote; each policy is then evaluated on them
-exactly, nothing is sampled. The band at a constant price is the lower envelope: no policy that
-decides token by token has less mean KL at the same mean acceptance (theorem in
-``cactus_theory.optimum``).
+Rows are logged along texts sampled from the target; each policy is then evaluated exactly on these
+rows. The band at a constant price is the lower envelope: no policy that decides token by token has
+less mean KL at the same mean acceptance (theorem in ``cactus_theory.optimum``).
 """
 
 import argparse
@@ -31,9 +30,9 @@ OUT = Path("paper_figures/data/acceptance_kl.csv")
 # knobs from nearly lossless to strongly relaxed: budgets in nats, thresholds of typical acceptance
 DELTAS = (0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 EPSILONS = (0.02, 0.05, 0.09, 0.2, 0.3, 0.5, 0.7, 0.9)
-# prices, acceptance per nat: nearly lossless to nearly the draft's own law
+# prices in acceptance per nat, from nearly lossless to nearly h = p
 PRICES = tuple(np.geomspace(50, 0.02, 48).tolist())
-# series of the table → policy, its knob, the knob's values, its other knobs
+# series of the table → (policy, knob, values of the knob, other knobs)
 SERIES: dict[str, tuple[str, str | None, tuple[float | None, ...], dict[str, str]]] = {
     "speculative": ("speculative", None, (None,), {}),
     "band_price": ("band", "price", PRICES, {}),
@@ -43,7 +42,7 @@ SERIES: dict[str, tuple[str, str | None, tuple[float | None, ...], dict[str, str
     "typical": ("typical", "epsilon", EPSILONS, {}),
     "typical_target": ("typical", "epsilon", EPSILONS, {"recover": "target"}),
 }
-# relative distance beyond its ends at which the envelope is still read: rounding
+# relative distance outside the envelope that still counts as its end: rounding
 SLACK = 1e-12
 Rows = Float[Tensor, "rows vocab"]
 PerPoint = Float[np.ndarray, "points"]
@@ -100,7 +99,10 @@ def spending(policy: Policy, q: Rows, p: Rows) -> Row:
 
 
 def over_share(policy: Policy, q: Rows, p: Rows) -> float | None:
-    """Return the probability of a drafted token whose own row exceeds the declared budget."""
+    """Return the probability that the drafted token's row h⁽ⁿ⁾ exceeds the declared budget.
+
+    None for a policy without a budget per proposal.
+    """
     budget = policy.declares.budget
     if budget is None or budget.scope != "per proposal":
         return None
@@ -112,8 +114,8 @@ def over_share(policy: Policy, q: Rows, p: Rows) -> float | None:
 class Envelope:
     """The best trade-off of mean acceptance and mean KL: bands at one price for all rows.
 
-    The price is the slope dA/dKL of the envelope, so cubic Hermite interpolation between
-    the solved prices uses exact derivatives.
+    The price is the slope dA/dKL of the envelope, so that cubic Hermite interpolation between the
+    solved prices has exact derivatives.
     """
 
     price: PerPoint
@@ -128,14 +130,14 @@ class Envelope:
             acceptances.append(best.acceptance.mean().item())
             costs.append(best.divergence.mean().item())
         points = np.array([prices, acceptances, costs])
-        # once h = p on every row, a lower price changes nothing
+        # once h = p on every row, a lower price gives the same point
         rises = (np.diff(points[1:], prepend=-np.inf) > 0).all(0)
         return cls(*points[:, rises])
 
     def compare(self, acceptance: float, kl: float) -> Row:
-        """Return the least KL at equal acceptance and the best acceptance at equal KL.
+        """Return the least KL at this acceptance and the best acceptance at this KL.
 
-        Empty outside the solved prices: nearly lossless, or nearly h = p.
+        The values are None outside the solved prices: nearly lossless, or nearly h = p.
         """
         log_kl = np.log(self.kl)
         slope, most = self.price * self.kl, None

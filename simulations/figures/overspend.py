@@ -1,9 +1,9 @@
 r"""Excess of Cactus over its KL budget, per proposal and in the emitted law.
 
 Per proposal, the published formula :math:`γ = \min(1, q_n + \sqrt{2δ q_n(1−q_n)})` spends
-:math:`\mathrm{KL}(h^{(n)}\|q)`, at most ln(1 + 2δ), reached at q_n = 1/(1 + 2δ); that exceeds
-δ up to δ = 1.2564. In the emitted law nothing bounds the spending: two pairs of rows show it
-for the published formula and for the exact root.
+:math:`\mathrm{KL}(h^{(n)}\|q)`. This is at most ln(1 + 2δ), at q_n = 1/(1 + 2δ), which exceeds δ
+for δ up to 1.2564. The budget does not bound the KL of the emitted law: two pairs of rows show
+this for the published formula and for the exact root.
 """
 
 import argparse
@@ -23,7 +23,7 @@ POLICIES = ("cactus", "cactus_exact")
 OUT = Path("paper_figures/data/overspend.csv")
 # budgets in nats on both sides of 1.2564, where the published formula stops exceeding its budget
 DELTAS = (0.01, 0.1, 0.5, 1.0, 2.0)
-# budgets of the emitted law, log-spaced over [SPAN]
+# range of the budgets for the emitted law, in nats, log-spaced with POINTS points
 SPAN = (1e-3, 3.0)
 POINTS = 121
 Row = dict[str, str | float | None]
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(points: int) -> list[Row]:
-    """Return curves over q_n, their maxima, and the budgets spent in emitted laws."""
+    """Return the rows: curves over q_n, their maxima, and KL over δ of emitted laws."""
     if points < 2:
         raise ValueError(f"points: must be at least 2; got {points!r}")
     rows = [row for name in POLICIES for delta in DELTAS for row in curve(name, delta, points)]
@@ -61,7 +61,7 @@ def table(points: int) -> list[Row]:
 
 
 def proposal_kl(name: str, delta: float, q_n: Float[Tensor, "points"]) -> Float[Tensor, "points"]:
-    """Return KL(h⁽ⁿ⁾‖q) in nats: the row raised at n differs from q as two points do."""
+    """Return KL(h⁽ⁿ⁾‖q) in nats, from two points: n, and all other tokens together."""
     policy = ct.policy(name, delta=delta)
     pairs = torch.stack([q_n, 1 - q_n], -1)
     return proposal_divergence(policy, pairs, pairs, ct.divergence("kl"))[:, 0]
@@ -80,12 +80,12 @@ def curve(name: str, delta: float, points: int) -> list[Row]:
 
 
 def maximum(delta: float) -> Row:
-    """Return the most that the published formula spends, ln(1 + 2δ) at q_n = 1/(1 + 2δ)."""
+    """Return the largest KL of the published formula, ln(1 + 2δ) at q_n = 1/(1 + 2δ)."""
     return _row("maximum", "cactus", delta, math.log1p(2 * delta), q_n=1 / (1 + 2 * delta))
 
 
 def counterexamples() -> dict[str, tuple[Tensor, Tensor]]:
-    """Return pairs of a target and a draft row (V,) whose emitted law ignores the budget."""
+    """Return target and draft rows (V,) for which the KL of the emitted law exceeds the budget."""
     few = torch.zeros(1000, dtype=torch.float64)
     few[:25] = 1 / 25
     return {

@@ -1,1 +1,1 @@
-"""Check that a CUDA machine computes right, and measure its speed and its gain."""
+"""Check that a CUDA machine computes correctly, and measure the speed of kernels and decodes."""

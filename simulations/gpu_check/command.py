@@ -1,10 +1,9 @@
 """Try a CUDA machine in five minutes: the kernels' laws, one verification, whole decodes.
 
-Every piece is a process of its own with a time limit: a fault or a hang ends that piece alone, and
-naming a piece runs it alone. Tables are written row by row, under the names that the figure knows:
-copied into ``paper_figures/data``, they are what ``make figures`` draws. Laws are checked by
-``pytest -m gpu``, which needs no simulation. ``--device cpu`` rehearses all of it at the smallest
-sizes.
+Every piece runs in a separate process with a time limit, so that a fault or a hang ends only this
+piece; naming a piece runs it alone. Tables are written row by row, under the names that the figure
+reads: copy them into ``paper_figures/data`` for ``make figures``. Laws are checked by
+``pytest -m gpu``. ``--device cpu`` rehearses everything at the smallest sizes.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from cactus_theory.base.files import first_line
 from ..common.results import publish
 from .timings import Bench, Job, decodes, facts, verifications
 
-# seconds of all pieces together
+# most seconds of all pieces together
 ALL = 300
-# most faults that are named again at the end
+# most faults that are repeated at the end
 FAULTS = 8
-# processes of a piece of tests
+# parallel processes of a piece of tests
 PROCESSES = 6
-# a new machine's libraries may warn of what is no fault of the kernels
+# warnings are no errors here: a new machine's libraries may warn of things unrelated to the kernels
 TESTS = ("-m", "pytest", "-v", "--tb=short", "-W", "default", "-p", "no:cacheprovider", "-m", "gpu")
 COMPILES = ("-m", "tests.kernels.hopper", "--steps", "large", "verify")
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece: the seconds it may take, and arguments of Python, or jobs of a table."""
+    """A piece of the check: a time limit, and Python's arguments or the jobs of a table."""
 
     seconds: int
     python: tuple[str, ...] = ()
@@ -94,7 +93,7 @@ def _tables() -> list[str]:
 
 
 def _piece(args: argparse.Namespace, name: str, limit: float) -> tuple[str, bool]:
-    """Run a piece in a process group of its own; return how it ended, in a line, and if well."""
+    """Run a piece in a new process group; return a line about its end, and whether it passed."""
     if limit <= 0:
         return f"{name:<10} not run: {ALL} s are over", False
     piece, log, began = PIECES[name], args.out / f"{name}.log", time.monotonic()
@@ -106,7 +105,7 @@ def _piece(args: argparse.Namespace, name: str, limit: float) -> tuple[str, bool
             how = "well" if code == 0 else f"exit {code}"
         except subprocess.TimeoutExpired:
             code, how = -1, f"stopped after {limit:.0f} s"
-        finally:  # a piece's own processes, too, and when Ctrl-C stops this one
+        finally:  # kills also the piece's child processes, and also after Ctrl-C here
             _kill(child)
     took = time.monotonic() - began
     said = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or [""]
@@ -124,7 +123,7 @@ def _command(args: argparse.Namespace, name: str, piece: Piece) -> list[str]:
     if piece.jobs:
         return [sys.executable, "-m", "simulations", "gpu-check", name, *here]
     if piece.python != COMPILES:
-        # what takes time is compiling: several at once, where the plugin is there
+        # compiling takes most of the time, so tests run in parallel if pytest-xdist is installed
         several = importlib.util.find_spec("xdist") and not args.device.startswith("cpu")
         return [sys.executable, *piece.python, *(["-n", str(PROCESSES)] if several else [])]
     few = ["--few", "--jobs", "1"] * args.device.startswith("cpu")
@@ -132,7 +131,7 @@ def _command(args: argparse.Namespace, name: str, piece: Piece) -> list[str]:
 
 
 def _table(args: argparse.Namespace, piece: Piece) -> int:
-    """Make the table of a piece, written again after every row; return 1 if a job failed."""
+    """Make the table of a piece, saved after every row; return 1 if a job failed."""
     bench, rows, failed = Bench(torch.device(args.device), args.seed), [], 0
     if piece.jobs is None:
         raise ValueError(f"--here: must be of a piece among {', '.join(_tables())}; got a check")
@@ -140,7 +139,7 @@ def _table(args: argparse.Namespace, piece: Piece) -> int:
     for what, job in piece.jobs(bench):
         try:
             rows.append(job())
-        except Exception as error:  # whatever a first run on a new machine meets
+        except Exception as error:  # a first run on a new machine may raise anything
             failed += 1
             print(f"{what}: {type(error).__name__}: {first_line(error)}", flush=True)
             continue

@@ -1,7 +1,7 @@
-"""Timings of a GPU, a job a row: one verification, the passes of a round, whole decodes.
+"""Time verifications, the passes of a round and whole decodes on a GPU, one job for each row.
 
-The device's own clock counts, from the first kernel of a call to its last, with data out of its
-caches; what never waits for the device is a CUDA graph. What is compared is timed in turn.
+Times are from the device's clock, from a call's first kernel to its last, with cold caches. A call
+that never waits for the device is timed as a CUDA graph. Calls to compare are timed in turn.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Row = dict[str, Any]
 Work = Callable[[], Any]
 # a measurement: its name, and the function that returns its row
 Job = tuple[str, Callable[[], Row]]
-# the code that is timed
+# the files of the timed code, whose digest is recorded
 SOURCE = ("cactus_theory/**/*.py", "simulations/gpu_check/*.py")
 DRIVER = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The device of a part, and the seed of its numbers."""
+    """The device of a piece, and the seed of its random numbers."""
 
     device: torch.device
     seed: int = 0
@@ -53,7 +53,7 @@ class Bench:
 
 
 def facts(bench: Bench) -> dict[str, str]:
-    """Describe the machine: names, versions, clocks; on a CPU, that the run is a rehearsal."""
+    """Return a description of the machine: names, versions, clocks; on a CPU, "rehearsal"."""
     about = {"device": "cpu (rehearsal)", "source": code_digest(*SOURCE)}
     if bench.device.type == "cuda":
         about["device"] = torch.cuda.get_device_name(bench.device)
@@ -72,17 +72,17 @@ def _driver(index: int) -> str:
     return answer.stdout.strip() or "unknown"
 
 
-# seconds of measuring a call, after warming up; one that takes longer is timed once
+# seconds of timing per call, after warming up; a call that takes longer is timed once
 SECONDS = 0.25
 FEWEST, MOST, WARM_UPS = 3, 50, 3
-# bytes of a buffer, larger than any cache of the device, that is read before every timed call:
-# after a write, dirty lines would have to be written back while the call is timed
+# bytes of a buffer, larger than any cache of the device, that is read before every timed call.
+# Writing it would leave dirty cache lines, to be written back while the call is timed
 FLUSH_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of calls: their median, tenths from both ends; how many, and if by a graph."""
+    """Times of a call in µs: median, 10 % and 90 % quantiles, repeats, and whether by a graph."""
 
     us: float
     low: float
@@ -94,11 +94,11 @@ class Timing:
 def interleaved(
     works: Mapping[str, Work], device: torch.device, between: Work | None = None
 ) -> dict[str, Timing]:
-    """Time calls in turn: each ``FEWEST`` times at least, at most ``MOST`` in ``SECONDS``.
+    """Time calls in turn, each for ``SECONDS``, but ``FEWEST`` to ``MOST`` times.
 
-    On a CPU once, as a kernel that is interpreted takes a second. The first calls pay for
-    memory and compilation untimed. ``between`` runs after every round, and changes what the time
-    depends on: random numbers.
+    On a CPU each call is timed once, as an interpreted kernel takes a second. The first calls,
+    which allocate memory and compile, are not timed. ``between`` runs after every turn, to change
+    the random numbers that the time depends on.
     """
     cuda = device.type == "cuda"
     slow: dict[str, bool] = {}
@@ -156,7 +156,7 @@ def _by_events(work: Work, device: torch.device) -> Callable[[], float]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def once() -> float:
-        torch.amax(flush)  # also keeps the device busy while the call is being launched
+        torch.amax(flush)  # also keeps the device busy while the CPU launches the call
         start.record()
         work()
         end.record()
@@ -167,9 +167,9 @@ def _by_events(work: Work, device: torch.device) -> Callable[[], float]:
 
 
 def captured(work: Work, device: torch.device) -> Work | None:
-    """Return the replay of a CUDA graph of a call, None for one that waits for the device.
+    """Return the replay of a call's CUDA graph, or None if the call waits for the device.
 
-    Such a call is not captured to see it fail: what a failed capture holds is never freed.
+    Such a call is not tried, because memory of a failed capture is never freed.
     """
     if not never_waits(work, device):
         return None
@@ -178,8 +178,9 @@ def captured(work: Work, device: torch.device) -> Work | None:
     return lambda: graph(0)
 
 
-# one verification: the fused kernel, the torch path, a softmax of the target's rows, and a copy of
-# as many bytes, which is the floor: every logit must be read once, and next to nothing is written
+# one verification is timed as the fused kernel, as torch calls, beside a softmax of the target's
+# rows, and beside a copy that moves as many bytes as the logits have. The copy is the floor: every
+# logit must be read once, and almost nothing is written
 LOSSLESS, BAND = "speculative", "band:price=1"
 STEPS = (
     (LOSSLESS, "chain"), (LOSSLESS, "block"), (BAND, "chain"), (f"{BAND},per_row=True", "block"),
@@ -191,9 +192,9 @@ LARGE = 151_936
 SHAPES: list[Shape] = [(64, 8, LARGE), (1, 8, LARGE), (8, 8, LARGE)]
 SHAPES += [(batch, 4, LARGE) for batch in (64, 1, 8)]
 TINY_SHAPES: list[Shape] = [(1, 2, 64), (2, 2, 64)]
-# standard deviations of the target's logits, and of what the draft adds to them
+# standard deviations of the target's logits, and of the noise that makes the draft's logits
 SPREAD, STRAY = 3.0, 1.0
-# place in a text's stream of random numbers at which a timed step begins
+# position in a text's stream of random numbers at which a timed step begins
 POSITION = 100
 
 
@@ -207,9 +208,9 @@ def verifications(bench: Bench) -> Iterator[Job]:
 
 
 class Inputs:
-    """Logits (B, K + 1, V) and (B, K, V), bfloat16 as models give them, and drafted tokens (B, K).
+    """Random inputs of a verification: logits (B, K + 1, V) and (B, K, V), drafted tokens (B, K).
 
-    Drafts are accepted about as often as usual ones are.
+    Logits are bfloat16, as models give them; the acceptance is that of usual drafts.
     """
 
     def __init__(self, shape: Shape, device: torch.device, seed: int) -> None:
@@ -222,18 +223,18 @@ class Inputs:
         self.draft = self.target[:, :-1] + STRAY * noise[1]
         probs = self.draft.float().softmax(-1).flatten(0, 1)
         self.ids = torch.multinomial(probs, 1, generator=self.source).view(batch, width)
-        # coins of the torch path, the last one of the token that follows; the kernels' places
+        # coins of the torch path (the last draws the final token); kernels take positions instead
         self.coins = torch.rand(batch, width + 1, dtype=torch.float64, **kind)
         self.positions = torch.full((batch,), POSITION, device=device)
 
     def advance(self) -> None:
-        """Draw other random numbers in place: how much is read depends on what is accepted."""
+        """Draw new random numbers in place; accepted tokens decide how many rows are read."""
         self.coins.uniform_(generator=self.source)
         self.positions.add_(self.ids.shape[1] + 1)
 
     @property
     def copy(self) -> Work:
-        """Return a copy that moves as many bytes, read and written, as are read at the least."""
+        """Return a copy whose bytes, read and written, are as many as those of the logits."""
         count = sum(rows.numel() * rows.element_size() for rows in (self.target, self.draft))
         source = torch.zeros(count // 2, dtype=torch.int8, device=self.ids.device)
         sink = torch.empty_like(source)
@@ -241,7 +242,7 @@ class Inputs:
 
 
 def torch_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work:
-    """Return the path of one torch call after another: two softmaxes, then the verifier."""
+    """Return the verification by single torch calls: two softmaxes, then the verifier."""
     verify = ct.verify_block if verifier == "block" else ct.verify_chain
     coins = inputs.coins[:, :-1], inputs.coins[:, -1]
 
@@ -253,9 +254,9 @@ def torch_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work:
 
 
 def fused_step(policy: ct.Policy, verifier: str, inputs: Inputs) -> Work | None:
-    """Return one call of the fused kernel, in memory of its own; None where there is none.
+    """Return a call of the fused kernel with preallocated memory, or None without a kernel.
 
-    On a CPU kernels are there only while Triton interprets them.
+    On a CPU there are kernels only if Triton interprets them.
     """
     ids = inputs.ids
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
@@ -289,8 +290,8 @@ def _verification(
     return row
 
 
-# the passes of a round, and whole decodes of the shipped pair, so small that launching shows
-# knobs that spend about 0.05 nats a token on the rows of the shipped pair
+# whole decodes of the shipped pair, which is so small that the launching of kernels shows; the
+# knobs spend about 0.05 nats per token on its rows
 DECODED = (
     (PLAIN, "chain"), (LOSSLESS, "block"), ("lenience:lenience=0.57", "chain"),
     ("cactus:delta=0.0008", "chain"), ("band:price=1.05", "chain"),
@@ -299,15 +300,15 @@ DECODED = (
 WIDTH, NEW_TOKENS = 5, 64
 TINY_WIDTH, TINY_NEW_TOKENS = 2, 4
 BATCHES, TINY_BATCHES = (1, 16), (2,)
-# methods that the host launches, too, beside rounds in one CUDA graph where they can be
+# methods that are also timed with rounds launched by the host, not only as one CUDA graph
 BY_HOST = DECODED[:2]
 LOOPS = {"graph": True, "host": False}
 
 
 def decodes(bench: Bench) -> Iterator[Job]:
-    """Yield the job of each row: passes and methods in graphs, by batch, then some by host.
+    """Yield the jobs: passes and methods in graphs for each batch, then some launched by the host.
 
-    The meter reads the smallest batch: a band's rows take milliseconds each.
+    Only the smallest batch is metered, as measuring a band's row takes milliseconds.
     """
     batches = TINY_BATCHES if bench.tiny else BATCHES
     todo = [("graph", batch, DECODED) for batch in batches] + [("host", batches[0], BY_HOST)]
@@ -333,7 +334,7 @@ def _names(batch: int, width: int | None) -> Row:
 
 @lru_cache(maxsize=len(BATCHES))
 def passes_ms(device: torch.device, batch: int, width: int) -> float:
-    """Return the milliseconds of the passes of a round, nothing drawn or verified between them."""
+    """Return the milliseconds of a round's forward passes alone, without draws or verification."""
     pair = shipped(device)
     models = [CachedModel(m, BUCKET, batch, fast_forward=True) for m in (pair.target, pair.draft)]
     score, propose = (StaticForward(model) for model in models)
@@ -366,17 +367,17 @@ def _measured(**values: Any) -> Row:
 
 
 def _decode(bench: Bench, batch: int, spec: str, verifier: str, loop: str) -> Row:
-    """Return the measurements of a line; a round's time is without the prompts' passes.
+    """Return the measurements of a decode; a round's time excludes the prompts' passes.
 
-    Speed is of a decode without the meter, after one on the same seed, which so emitted the same
-    tokens (at the smallest batch with the meter); loading and captures are not timed.
+    Two decodes have the same seed and so the same tokens. The first one is metered at the smallest
+    batch; the second one is timed, without the meter, loading and captures.
     """
     pair, width = shipped(bench.device), TINY_WIDTH if bench.tiny else WIDTH
     texts = itertools.cycle(load_prompts(PROMPTS, pair.tokenizer))
     ids, mask = left_padded(list(itertools.islice(texts, batch)), pair.target)
     shared: Row = {"attention_mask": mask, "seed": bench.seed, "device_loop": LOOPS[loop]}
     shared["max_new_tokens"] = TINY_NEW_TOKENS if bench.tiny else NEW_TOKENS
-    shared["eos_token_ids"] = ()  # whole lengths are timed
+    shared["eos_token_ids"] = ()  # all texts have the full length
     draft = None if spec == PLAIN else pair.draft
     if draft is not None:
         shared |= {"policy": spec, "verifier": verifier, "num_draft_tokens": width}

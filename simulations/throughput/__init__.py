@@ -1,1 +1,1 @@
-"""End-to-end throughput of policies and baselines, with quality beside speed."""
+"""Measure the end-to-end speed of policies and baselines, with nats and quality."""

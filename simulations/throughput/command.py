@@ -1,13 +1,13 @@
 """Time policies and baselines on the same prompts; resume where a kill left off.
 
-The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1
-takes about one. Every decode is written to journal.jsonl under --out before the next one
-starts, and the tables (CSV) are made from that file alone. Every
-repeat decodes all prompts by all methods in a shuffled order, with seeds of its own. Intervals are
-90 % over resampled prompts: those of a few are too narrow (of 8 they hold 82 %, of 30 88 %).
+The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1 takes
+about one minute. Every decode is written to journal.jsonl under --out before the next decode
+starts, and the tables (CSV) are made from that file alone. Every repeat decodes all prompts by all
+methods in a shuffled order, with new seeds. Intervals are 90 % over resampled prompts; with few
+prompts they are too narrow (8 prompts: 82 % coverage, 30 prompts: 88 %).
 
---verifier chain block decodes every policy token by token and by whole drafted paths, by those
-that can follow it.
+--verifier chain block decodes every policy token by token and, if the policy allows it, by whole
+drafted paths.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     baselines = args.baselines
-    if holds_head(args.draft) or named_drafter(args.draft):  # the library drafts by models alone
+    if holds_head(args.draft) or named_drafter(args.draft):  # the library needs a draft model
         if HF_ASSISTED in args.baselines and args.baselines != list(BASELINES):
             raise ValueError(f"--baselines: {HF_ASSISTED} takes a draft model; got {args.draft}")
         baselines = [name for name in baselines if name != HF_ASSISTED]
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = given_prompts(args)[: args.num_prompts]
     grid = Grid(lines, len(prompts), args.repeats, args.metered, args.seed)
 
-    @cache  # a finished run is judged again without a model
+    @cache  # loaded at the first decode: a finished run makes its tables without a model
     def harness() -> Harness:
         pair = loaded(args)
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
@@ -116,7 +116,7 @@ def _settings(
     return {"configs": [line.key for line in lines]} | settings
 
 
-# column → its head; the last ones are left out where the terminal is too narrow
+# column → head; the last columns are left out if the terminal is too narrow
 HEADS = {
     "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
     "speedup_over_plain": "x plain", "kl": "KL/token", "accepted_per_call": "AL",
@@ -131,7 +131,7 @@ prompts needed: so many make x lossless differ from 1 at 95 %, in four of five s
 
 
 def show(tables: Mapping[str, Sequence[Row]]) -> str:
-    """Return every method at its fastest K, and how long answers are."""
+    """Return the printed text: every method at its fastest K, and the lengths of answers."""
     width, texts = width_of_terminal(WIDEST), [speeds(tables["throughput"])]
     texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
     named, last = [row | {"name": name(row)} for row in tables["answers"]], "length_ratio_se"
@@ -142,7 +142,7 @@ def show(tables: Mapping[str, Sequence[Row]]) -> str:
 
 
 def speeds(rows: Sequence[Row]) -> str:
-    """Return a table a batch size, of every method at its fastest K."""
+    """Return a table for each batch size, with every method at its fastest K."""
     texts = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         title = f"\nbatch {batch}, every method at its fastest K on these texts"

@@ -1,4 +1,4 @@
-"""From decodes to one line per config."""
+"""Make the table of ``throughput`` from decodes, one row for each config."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ from ..common.statistics import resamples, spread
 
 
 def record(harness: Harness, job: Job, metered: bool) -> dict[str, Any]:
-    """Decode one group and return its line of the journal.
+    """Decode one group of prompts and return the record for the journal.
 
-    ``metered`` adds cost and quality; what such a decode took is no speed to report.
+    ``metered`` adds nats and quality; the seconds of such a decode are not reported as a speed.
     """
     decode = harness.decode(job.config, job.group, repeat=job.repeat, meter=metered)
     if not metered:
@@ -38,7 +38,7 @@ def record(harness: Harness, job: Job, metered: bool) -> dict[str, Any]:
 def target_log_likelihood(
     model: Any, prompt: Sequence[int], completion: Sequence[int]
 ) -> float | None:
-    """Return the target's mean ln q of the completion's tokens at temperature 1, nats a token."""
+    """Return the mean ln q of the completion's tokens at temperature 1, in nats per token."""
     if not len(completion):
         return None
     text = torch.tensor([[*prompt, *completion]], device=model.device)
@@ -59,9 +59,9 @@ COLUMNS = (
 def rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[dict[str, Any]]:
     """Return one dictionary per config.
 
-    Speeds are medians over timed repeats, speed-ups medians of ratios within a repeat. Their
-    ``_low`` and ``_high`` are the INTERVAL percentiles over resampled prompts, or batches of them,
-    the same ones for all configs of a batch size.
+    Speeds are medians over timed repeats, speed-ups are medians of ratios within a repeat. The
+    columns ``_low`` and ``_high`` are the INTERVAL percentiles over resampled prompts or batches;
+    all configs of a batch size have the same resamples.
     """
     return [_row(line, runs, seed) for line in runs]
 
