@@ -1,1 +1,1 @@
-"""Figures drawn from committed CSV; nothing here computes."""
+"""Draw the project's figures from committed CSV files; no result is computed here."""

@@ -1,7 +1,8 @@
 """Draw figures from committed numbers: ``python -m paper_figures [NAME …] [--width column]``.
 
-Every ``fig_NAME.py`` here has ``draw(data)``, which reads CSV in that folder and returns a
-figure; it is saved as ``NAME.pdf`` and ``NAME.png``, the same bytes for the same numbers.
+Every module ``fig_NAME.py`` has a function ``draw(data)``, which reads CSV files in the folder
+``data`` and returns a figure. The figure is saved as ``NAME.pdf`` and ``NAME.png``; equal numbers
+give equal bytes.
 """
 
 import argparse
@@ -18,18 +19,19 @@ def names() -> list[str]:
 
 
 def drawable(data: Path) -> list[str]:
-    """Return all figures, those of a GPU and of a real model only where these were measured."""
+    """Return the names of all figures whose tables exist; some need a GPU or a real model."""
     tables = {"gpu": ("gpu_verify", "gpu_decode"), "answers": ("answers",)}
     return [name for name in names()
             if all((data / f"{one}.csv").is_file() for one in tables.get(name, ()))]  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw the named figures, or all; return 2 after one line when a name or a file is wrong.
+    """Draw the named figures, or all; return the exit code.
 
-    Returns 141 silently if the reader of the output is gone, as after ``| head``; 130 on Ctrl-C.
+    The code is 2, after one line, for a wrong name or file, 130 after Ctrl-C, and silently 141 if
+    the reader of the output is gone, as after ``| head``.
     """
-    if sys.stderr is None:  # it was closed before the start
+    if sys.stderr is None:  # stderr was closed before the start
         sys.stderr = open(os.open(os.devnull, os.O_WRONLY), "w", closefd=False)
     if sys.stdout is None:
         return 141  # 128 + SIGPIPE
@@ -76,7 +78,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def draw(name: str, data: Path, out: Path, width: str = "page") -> list[Path]:
-    """Draw one figure, as wide as a page or a column of it, and return its files."""
+    """Draw one figure, as wide as a page or a column, and return its files."""
     try:
         style = importlib.import_module("paper_figures._style")
     except ImportError as error:

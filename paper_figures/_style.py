@@ -1,4 +1,4 @@
-"""Style of all figures, and the two file formats they are saved in."""
+"""The style of all figures, helpers for drawing, and the saving of figures as PDF and PNG."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -17,16 +17,16 @@ from matplotlib.axis import Axis  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator  # noqa: E402
 
-# folder of the looks of policies and of all else, which the library's own plots read, too
+# folder of the plot style and the policies' looks, which the library's plots read, too
 SHARED = Path(__file__).resolve().parent.parent / "cactus_theory" / "base"
 Row = dict[str, Any]
-# width of a figure in inches: a page, or one of two columns, whose panels are stacked
+# widths of figures in inches: a page, or one of two columns, in which panels are stacked
 WIDTHS = {"page": 7.2, "column": 3.4}
 
 
 @dataclass(frozen=True)
 class Look:
-    """Style of a policy in every figure; line and marker tell it apart without colour."""
+    """The style of a policy in every figure; lines and markers also tell policies apart in grey."""
 
     colour: str
     line: Any
@@ -42,7 +42,7 @@ class Look:
 
 
 def applied(width: str = "page") -> AbstractContextManager[None]:
-    """Return a context in which figures have this look, whatever the user's settings are."""
+    """Return a context with our plot settings, which do not depend on the user's settings."""
     size = (WIDTHS[width], 3.4)
     settings = matplotlib.rc_params_from_file(SHARED / "look.mplstyle", use_default_template=False)
     fixed: Any = {"backend": "Agg", "figure.figsize": size}
@@ -55,7 +55,7 @@ def narrow() -> bool:
 
 
 def panels(count: int, height: float = 3.4, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of ``height`` inches in rows, or stacked in a column."""
+    """Return a figure and its panels of ``height`` inches, in rows or stacked in a column."""
     width = plt.rcParams["figure.figsize"][0]
     rows, columns = (count, 1) if narrow() else (rows, count // rows)
     size = width, height * (0.85 if narrow() else 1) * rows
@@ -65,31 +65,34 @@ def panels(count: int, height: float = 3.4, rows: int = 1) -> tuple[Figure, list
 
 
 def look(name: str) -> Look:
-    """Return the look of a policy, or of a series of its knob."""
+    """Return the look of a policy or of a series, with a default for unknown names."""
     return LOOKS.get(name, LOOKS["own" if ".py" in name else "other"])
 
 
 def band_of(row: Row) -> str:
-    """Return a row's policy, ``band_block`` for the band that sees the paths of whole blocks."""
+    """Return a row's policy; ``band_block`` is the band that block verification adapts to a path.
+
+    The band of each row (``per_row``) is ``band`` also in a block.
+    """
     name, _, knobs = str(row["policy"]).partition(":")
     paths = name == "band" and row["verifier"] == "block" and "per_row" not in knobs
     return "band_block" if paths else name
 
 
 def path_look(key: tuple[str, str]) -> dict[str, Any]:
-    """Return the options of ``band_of`` a row and its verifier, hollow token by token."""
+    """Return plot options for (policy from ``band_of``, verifier); a chain has hollow markers."""
     name, verifier = key
     options = look("band_price" if name == "band" else name).options()
     return options | ({"mfc": "white"} if verifier == "chain" else {})
 
 
 def series(name: str, knob: Any) -> str:
-    """Return the name of a policy's curve: bands are one by knob."""
+    """Return the name of a policy's curve, such as ``band_price`` and ``band_delta`` for bands."""
     return f"{name}_{str(knob or '').partition('=')[0]}" if name == "band" else name
 
 
 def read(path: Path) -> list[Row]:
-    """Return the rows of a CSV below its ``#`` lines: numbers as float, empty fields as None."""
+    """Read the rows of a CSV without its ``#`` lines: numbers as float, empty fields as None."""
     with path.open(newline="", encoding="utf-8") as file:
         lines = [line for line in file if not line.startswith("#")]
     return [{k: _value(v) for k, v in row.items()} for row in csv.DictReader(lines)]
@@ -106,7 +109,7 @@ def _looks() -> dict[str, Look]:
 
 
 def columns(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
-    """Return the columns ``keys``, leaving out rows where one is empty."""
+    """Return the columns ``keys``, without the rows in which one of these fields is empty."""
     whole = [[row[key] for key in keys] for row in rows]
     whole = [row for row in whole if None not in row]
     return [list(column) for column in zip(*whole, strict=True)] or [[] for _ in keys]
@@ -118,19 +121,19 @@ def curve(rows: Iterable[Row], *keys: str) -> list[list[Any]]:
 
 
 def sides(rows: Iterable[Row], column: str) -> list[list[float]]:
-    """Return how far the ends of intervals, ``_low`` and ``_high``, are below and above values."""
+    """Return the distances of ``_low`` and ``_high`` from the values, for error bars."""
     middle, low, high = ([row[f"{column}{end}"] for row in rows] for end in ("", "_low", "_high"))
     pairs = (middle, low), (high, middle)
     return [[max(0.0, a - b) for a, b in zip(*two, strict=True)] for two in pairs]
 
 
 def fastest(rows: Iterable[Row], speed: str, key: Callable[[Row], Any]) -> dict[Any, Row]:
-    """Return the row of most speed for each key."""
+    """Return the fastest row for each key."""
     return {key(row): row for row in sorted(rows, key=lambda row: row[speed])}
 
 
 def label(axes: Axes, text: str, at: tuple[float, float], colour: str, **options: Any) -> None:
-    """Write ``text`` in a line's colour, ``shift`` points off a point: to its left if below 0."""
+    """Write ``text`` in a colour at a point, moved by ``shift``; to the left if shift[0] < 0."""
     shift = options.pop("shift", (4, 0))
     side = "right" if shift[0] < 0 else "left"
     options = {"va": "center", "ha": side, "fontsize": 8} | options
@@ -138,7 +141,7 @@ def label(axes: Axes, text: str, at: tuple[float, float], colour: str, **options
 
 
 def log_axis(axis: Axis, ticks: Sequence[float], name: str = "", unit: str = "") -> None:
-    """Make an axis logarithmic, with its name and ticks at round values, written out."""
+    """Make an axis logarithmic, with a name and with plain numbers at the given ticks."""
     axes = axis.axes
     (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
     if name:
@@ -149,7 +152,7 @@ def log_axis(axis: Axis, ticks: Sequence[float], name: str = "", unit: str = "")
 
 
 def legend_below(figure: Figure, axes: Axes, across: int = 2) -> None:
-    """Draw the legend of ``axes`` below all panels, ``across`` names a line of a page."""
+    """Draw the legend of ``axes`` below all panels, with ``across`` names per line on a page."""
     handles, names = axes.get_legend_handles_labels()
     columns = 1 if narrow() else across
     place: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 7.5}
@@ -157,9 +160,9 @@ def legend_below(figure: Figure, axes: Axes, across: int = 2) -> None:
 
 
 def save(figure: Figure, name: str, out: Path) -> list[Path]:
-    """Save ``name``.pdf and ``name``.png (200 dpi), dateless: equal input gives equal bytes.
+    """Save ``name``.pdf and ``name``.png (200 dpi) atomically, without dates.
 
-    Each is there whole or as it was before.
+    Equal figures give equal bytes.
     """
     out.mkdir(parents=True, exist_ok=True)
     empty = {"Creator": None, "Producer": None, "CreationDate": None}

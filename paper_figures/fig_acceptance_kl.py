@@ -1,4 +1,4 @@
-"""Acceptance of each policy against the KL it emits, and the KL it pays above the best."""
+"""Acceptance of each policy against its emitted KL, and its KL over the least possible KL."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
@@ -44,7 +44,7 @@ def _trade_off(axes: Axes, series: Series) -> None:
 
 
 def _compare(axes: Axes, row: Row) -> None:
-    """Mark how much less KL the best needs for the acceptance of one Cactus point."""
+    """Mark the least KL at the acceptance of one point of Cactus."""
     least, spent, height = (row[key] for key in ("frontier_kl", "mean_kl", "mean_acceptance"))
     axes.plot([least, spent], [height, height], color=style.INK, linewidth=1.1, zorder=7)
     axes.plot([least, spent], [height, height], "|", color=style.INK, markersize=6, zorder=7)
@@ -56,7 +56,7 @@ def _compare(axes: Axes, row: Row) -> None:
 
 
 def _overpaid(axes: Axes, series: Series) -> None:
-    """Draw the KL in units of the least KL at equal acceptance."""
+    """Draw each policy's KL over the least KL at equal acceptance."""
     axes.set_title("KL overpaid at equal acceptance")
     name = "mean KL, relative to the least possible"
     style.log_axis(axes.yaxis, (1, 1.2, 1.5, 2, 2.5), name, unit="×")
@@ -75,7 +75,7 @@ def _overpaid(axes: Axes, series: Series) -> None:
 
 
 def _plot(axes: Axes, name: str, series: Series, x: str, y: str) -> Columns:
-    """Draw one policy over its knob and return its points."""
+    """Draw the curve of one policy over its knob, and return the curve's points."""
     points = style.columns(series[name], x, y)
     best = name == "band_price"
     options = style.look(name).options(3.4)

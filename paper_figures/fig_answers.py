@@ -1,16 +1,16 @@
-"""Speed over plain decoding and seconds of an answer against nats a token, with 90 %."""
+"""Speed over plain decoding, and seconds per answer, against nats per token; 90 % intervals."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
 PANELS = {"over_plain": "tokens/s, × plain", "seconds_per_answer": "seconds an answer"}
-# points to the right and up at which a name stands
+# shift of a name, in points to the right and up
 PLACES = {"tempered": (4, -12), "lenience": (6, 10), "band": (-5, 14), "band hold=2": (-6, -4)}
 PLACES |= {"lossless, K = 2": (6, 5)}
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``answers.csv``: a line a policy, through its levels of nats."""
+    """Return the figure from ``answers.csv``: one line per policy, through its levels of nats."""
     series: dict[str, list[Row]] = {}
     for row in style.read(data / "answers.csv"):
         series.setdefault(_name(row), []).append(row)

@@ -1,4 +1,4 @@
-"""The band on one real row: the optimum stays between a·q and b·q, and where it clips."""
+"""The band on one real row: the optimal row is p clipped to the range from a·q to b·q."""
 
 from . import _style as style
 from ._style import Axes, Figure, Path, Row
@@ -17,7 +17,7 @@ def draw(data: Path) -> Figure:
 
 
 def _ratios(axes: Axes, rows: list[Row]) -> None:
-    """Draw p/q, the band and what Cactus emits against the target mass to the left."""
+    """Draw p/q, the band and Cactus's emitted law over q, in the order of p/q."""
     left = [row["target_mass_below"] for row in rows] + [1.0]
     for key, colour, label, width in (
         ("p", "#c9c9c9", "draft p/q", 4.5),

@@ -10,7 +10,7 @@ CURVES = {
     ("band", "chain"): "band, token by token",
     ("cactus", "chain"): "Cactus, token by token",
 }
-# least and most nats a token drawn; beyond, everything drafted is accepted and no gap is left
+# range of nats per token that is drawn; above it every drafted token is accepted, without a gap
 LEAST, MOST = 1e-3, 0.2
 TICKS = (0.001, 0.003, 0.01, 0.03, 0.1)
 

@@ -3,7 +3,7 @@
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
-# half-length of error bars in standard errors: one of a paired difference says little by eye
+# half-length of error bars in standard errors: two are about a 95 % interval
 ERRORS = 2
 CURVES = {
     "band:price, block": ("band_block", "-", "D", "band, constant price, block"),

@@ -1,16 +1,16 @@
-"""Lengths of answers against how likely the target's own beginnings end under a law."""
+"""Lengths of answers against a law's probability of an end along the target's texts."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 from .fig_lengths import LEVEL, WIDE, kind
 
-# pair → name, and the policy of other figures whose look it has
+# pair → (name, policy whose look the pair has)
 PAIRS = {
     "stories": ("stories pair", "band_price"),
     "smollm2_skip3": ("SmolLM2, drafted without 3 layers", "cactus"),
     "smollm2_4bit": ("SmolLM2, drafted in 4 bits", "other"),
 }
-# points to the right and up at which a name stands
+# shift of a name, in points to the right and up
 PLACES = {
     (PAIRS["stories"][0], "lenience"): (-5, 12), (PAIRS["stories"][0], "floor"): (5, 4),
     (PAIRS["smollm2_skip3"][0], "band"): (3, 13), (PAIRS["smollm2_4bit"][0], "band"): (-5, 4),

@@ -14,7 +14,7 @@ POLICIES = {
     "cactus": ("cactus", "Cactus"),
     "lenience": ("other", "lenience"),
 }
-# mark of rows that are verified as whole drafted paths
+# verifier of whole drafted paths
 BLOCK = "block"
 
 
@@ -31,9 +31,9 @@ def draw(data: Path) -> Figure:
 
 
 def _most_texts(rows: list[Row]) -> tuple[str, list[Row]]:
-    """Return the name of the largest batch, as one text shows no order of policies, and its rows.
+    """Return a title and the rows of the largest batch; one text alone shows no order of policies.
 
-    Each row gets ``speed``, the tokens a second of its rounds alone: without prefill.
+    Each row gets ``speed``, the tokens per second of the rounds without prefill.
     """
     batch = max((row["batch"] for row in rows), default=0)
     rows = [row for row in rows if row["batch"] == batch]
@@ -44,7 +44,7 @@ def _most_texts(rows: list[Row]) -> tuple[str, list[Row]]:
 
 
 def _steps(axes: Axes, rows: list[Row]) -> None:
-    """Draw microseconds over the floor's, kernels filled and torch open."""
+    """Draw microseconds against the floor's, with filled marks for kernels, open for torch."""
     for policy, (colour, _) in POLICIES.items():
         timed = [row for row in rows if str(row["policy"]).partition(":")[0] == policy]
         for column, fill in (("kernel_us", None), ("torch_us", "white")):
@@ -66,7 +66,7 @@ def _steps(axes: Axes, rows: list[Row]) -> None:
 
 
 def _speeds(axes: Axes, rows: list[Row]) -> None:
-    """Draw the speed of rounds over emitted KL, each method at its fastest K."""
+    """Draw the speed of rounds against emitted KL, each method at its fastest K."""
     drafted = [row for row in rows if row["num_draft_tokens"]]
     for policy, (colour, name) in POLICIES.items():
         for verifier in ("chain", BLOCK):

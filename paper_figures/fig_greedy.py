@@ -5,7 +5,7 @@ from ._style import Any, Figure, Path, Row
 
 WIDTH = 5
 PANELS = {"greedy.csv": "drafts of SmolLM2's head", "greedy_ngram.csv": "n-gram drafts"}
-# rule → name, colour, line, marker of its default
+# rule → (name, colour, line, marker of the default knob)
 RULES: dict[str, tuple[str, str, Any, str]] = {
     "regret, block": ("regret in a block (optimum)", style.COLOUR["band_price"], "-", ""),
     "regret, chain; margin; cascade": ("regret in a chain, margin", "#56B4E9", "-", "o"),

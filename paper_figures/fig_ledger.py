@@ -21,7 +21,7 @@ def draw(data: Path) -> Figure:
 
 
 def _answers(axes: Axes, rows: list[Row], books: list[Row]) -> None:
-    """Draw what answers have spent after so many tokens: the median, the largest, the cap."""
+    """Draw the nats spent after t tokens: the median answer, the largest, and the cap."""
     bands = [row for row in rows if row["kind"] == "band" and row["verifier"] == VERIFIER]
     nearest = min(bands, key=lambda row: abs(row["kl_per_token"] - CAP))["setting"]
     for kind, setting in (("band", nearest), ("ledger", CAP)):

@@ -5,15 +5,15 @@ from ._style import Any, Axes, Figure, Path, Row
 
 # half-width of a 95 % interval, in standard errors
 WIDE = 1.96
-# nats a token at which texts of the laws themselves are drawn
+# nats per token of the rows that are drawn in the right panel
 LEVEL = 0.05
 # series → the policy of other figures whose look it has
 LOOK = {
     "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
 }  # fmt: skip
-# what others measured (github.com/chiatzenw-cur/lossy-token-eff, 2026): the lengths of answers with
-# thinking, of gpt-oss-20b and Qwen3-8B under Cactus at δ = 0.03 to 0.35, over lossless ones. These
-# δ are so many nats a token on our shipped pair; theirs were not metered
+# OTHERS: measured by others (github.com/chiatzenw-cur/lossy-token-eff, 2026), lengths of answers
+# with thinking over lossless lengths, for gpt-oss-20b and Qwen3-8B under Cactus at δ = 0.03 to
+# 0.35. THEIR_NATS: nats per token of these δ on our shipped pair, as their runs were not metered
 OTHERS, THEIR_NATS = (1.1, 2.5), (0.24, 0.42)
 
 
@@ -44,14 +44,14 @@ def _stories(axes: Axes, rows: list[Row]) -> None:
 
 
 def _own_laws(axes: Axes, rows: list[Row]) -> None:
-    """Draw lengths of texts that laws wrote themselves against their expected calls."""
+    """Draw lengths of texts sampled from the laws against their expected target calls."""
     for row in (row for row in rows if row["level"] == LEVEL):
         name = kind(row["policy"])
         options: Any = style.look(LOOK[name.split(",")[0]]).options(5) | {"capsize": 2}
         errors = {"xerr": WIDE * row["calls_ratio_se"], "yerr": WIDE * row["length_ratio_se"]}
         at = row["calls_ratio"], row["length_ratio"]
         axes.errorbar(*at, **errors, **options)
-        # lenience lies on the band: the name of the band goes to its left
+        # the points of lenience and the band overlap, so the band's name is to the left
         shift = (-30, 8) if name == "band" else (5, 6)
         style.label(axes, name, at, options["color"], shift=shift, ha="left")
     for line in (axes.axhline, axes.axvline):
@@ -62,6 +62,6 @@ def _own_laws(axes: Axes, rows: list[Row]) -> None:
 
 
 def kind(policy: str) -> str:
-    """Return a policy's name, and a band's boxes after it: ``band``, ``band, head``."""
+    """Return a policy's name followed by a band's boxes, such as ``band`` or ``band, head``."""
     name, _, knobs = policy.partition(":")
     return ", ".join([name, *(box for box in ("head", "floor", "hold") if f"{box}=" in knobs)])

@@ -26,7 +26,7 @@ def draw(data: Path) -> Figure:
 
 
 def _per_proposal(axes: Axes, rows: list[Row]) -> None:
-    """Draw KL of the drafted token's row over δ against q_n, the maxima marked."""
+    """Draw KL of the drafted token's row over δ against q_n, and mark the maxima."""
     axes.set(title="Cactus, per proposal", xlim=(0, 1), ylim=(0, 2.2))
     axes.set(xlabel="target probability of the drafted token", ylabel="KL(proposal ‖ target) / δ")
     top = [row for row in rows if row["kind"] == "maximum"]
@@ -61,7 +61,7 @@ def _emitted(axes: Axes, rows: list[Row]) -> None:
 
 
 def _real_rows(axes: Axes, rows: list[Row]) -> None:
-    """Add the mean over a real pair's rows."""
+    """Draw the mean KL over δ on the rows of a real pair."""
     for name in ("cactus_exact", "cactus"):
         line = [row for row in rows if row["series"] == name]
         x = [row["value"] for row in line]
@@ -73,7 +73,7 @@ def _real_rows(axes: Axes, rows: list[Row]) -> None:
 
 
 def _name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:
-    """Write a policy's name next to its line: past the knee, or below where it begins."""
+    """Write a policy's name beside its line: past the knee, or below the first point."""
     late = name == "cactus_exact"
     at = next(point for point in zip(x, y, strict=True) if point[0] > 0.25 or not late)
     text = style.NAME[name].replace(", ", ",\n")
@@ -81,6 +81,6 @@ def _name_policy(axes: Axes, name: str, x: list[float], y: list[float]) -> None:
 
 
 def _promise(axes: Axes, at: tuple[float, float], text: str, **options: Any) -> None:
-    """Draw and name the line at one budget."""
+    """Draw and name the horizontal line where the KL equals the budget."""
     axes.axhline(1, color=style.INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
     style.label(axes, text, at, style.INK, **options)

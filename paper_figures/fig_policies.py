@@ -1,4 +1,4 @@
-"""Tokens a target call at equal nats on logged rows, and the speed of decodes at such settings."""
+"""Tokens per target call at equal nats on logged rows, and the speed of such decodes."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
@@ -16,7 +16,7 @@ def draw(data: Path) -> Figure:
 
 
 def _calls(axes: Axes, rows: list[Row]) -> None:
-    """Draw each policy through the nats it was solved for; the others where they are."""
+    """Draw a curve for each policy with a solved knob, and a point for each other policy."""
     curves: Curves = {}
     for row in rows:
         if row["held"] and row["nats"] is not None:
@@ -46,7 +46,7 @@ def _calls(axes: Axes, rows: list[Row]) -> None:
 
 
 def _speed(axes: Axes, rows: list[Row]) -> None:
-    """Draw the speed-up of each method at its fastest K, and the nats that it spent."""
+    """Draw the speed-up of each method at its fastest K, with the nats per token."""
     speed = "speedup_over_plain"
     drafted = [row for row in rows if row["method"] != "plain"]
     best = style.fastest(drafted, speed, lambda row: _name(_spec(row)))
@@ -69,7 +69,7 @@ def _spec(row: Row) -> str:
 
 
 def _name(spec: str, between: str = "\n") -> str:
-    """Return a policy and its knobs, with three digits."""
+    """Return a policy's name and its knobs with three digits."""
     name, _, knobs = spec.partition(":")
     parts = [knob.partition("=")[::2] for knob in knobs.split(",") if knob]
     shown = [f"{'' if knob == name else knob} {_digits(value)}".strip() for knob, value in parts]

@@ -1,11 +1,11 @@
-"""Knobs that spend the same nats under several laws, and the same nats spent elsewhere."""
+"""Knobs that spend equal nats under several laws, and equal nats spent on other targets."""
 
 import math
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
-# family → the policy whose look it has, and how its knob is named
+# family → (policy whose look the family has, name with the knob)
 FAMILIES = {
     "band:price": ("band_price", "band: price"),
     "lenience:lenience": ("other", "lenience: ℓ"),
@@ -29,7 +29,7 @@ def draw(data: Path) -> Figure:
 
 
 def _knobs(axes: Axes, rows: list[Row]) -> None:
-    """Draw every law's knob over the geometric mean of all laws, level by level."""
+    """Draw, at each level, every law's knob over the geometric mean of all laws' knobs."""
     for place, (family, (look, name)) in enumerate(FAMILIES.items()):
         options: Any = style.look(look).options(4.5) | {"ls": "none", "label": name}
         for at, level in enumerate(LEVELS):
@@ -47,7 +47,7 @@ def _knobs(axes: Axes, rows: list[Row]) -> None:
 
 
 def _elsewhere(axes: Axes, laws: list[Row], rows: list[Row]) -> None:
-    """Draw tokens a call against the nats from the target's law at temperature 1."""
+    """Draw tokens per call against the nats from the target's law at temperature 1."""
     own = [row for row in laws if row["law"] == "speculative"]
     base = next(row["tokens_per_call"] for row in own if row["family"] == "speculative")
     alone = [row for row in own if row["family"] == "band:price"]

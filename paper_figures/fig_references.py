@@ -1,4 +1,4 @@
-"""Gain of acceptance against the chance of a person's next token, rule by rule along its knob."""
+"""Gain in acceptance against the changed probability of a person's next token, for each rule."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
 PANELS = {"gsm8k_test.jsonl": "GSM8K solutions", "humaneval.jsonl": "HumanEval solutions"}
-# family → name, colour and marker; bands are lines of one map of colours, by their tilt
+# family → (name, colour, marker); bands have colours by their tilt
 OTHERS = {
     "lenience": ("lenience", "#009E73", "P"),
     "cactus": ("Cactus", style.COLOUR["cactus"], "^"),
@@ -16,7 +16,7 @@ OTHERS = {
     "speculative": ("colder alone", style.INK, "."),
 }
 TILTS = {0.0: "#0072B2", 0.03: "#4a5fb0", 0.045: "#7a4aa5", 0.08: "#a8549c", 0.12: "#CC79A7"}
-LEVELS = (0.02, 0.05)  # nats at which points of bands are joined
+LEVELS = (0.02, 0.05)  # nats per token at which the bands' points are joined by a line
 
 
 def draw(data: Path) -> Figure:
@@ -34,7 +34,7 @@ def draw(data: Path) -> Figure:
 
 
 def _curves(axes: Axes, rows: list[Row], column: str) -> None:
-    """Draw each family along its knob, and the bands' points at equal nats."""
+    """Draw each family's curve along its knob, and the bands' points at equal nats."""
     families: dict[str, list[Row]] = {}
     for row in rows:
         families.setdefault(_family(row["policy"]), []).append(row)
@@ -60,6 +60,6 @@ def _curves(axes: Axes, rows: list[Row], column: str) -> None:
 
 
 def _family(spec: str) -> str:
-    """Return a policy without the knob that is swept."""
+    """Return a policy's spec without the knob that is swept."""
     name, _, knobs = spec.rpartition(":") if ".py:" in spec else spec.partition(":")
     return " ".join([name, *knobs.split(",")[1:]])

@@ -6,10 +6,10 @@ from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
 PAIRS = {"rules": "shipped pair", "rules_stories": "stories pair"}
-WIDTH = 5  # drafted tokens
-LOSSLESS_AT = 1e-3  # where no nats are drawn on the logarithmic axis
+WIDTH = 5  # drafted tokens per round
+LOSSLESS_AT = 1e-3  # place of 0 nats on the logarithmic axis
 TICKS = (0.01, 0.1, 1.0)
-# nats from which on the axis is left free for the tokens per call
+# to the right of these nats the axis has the text of tokens per call
 TEXT_FROM = 3.0
 PAYS, COULD = style.COLOUR["cactus"], style.COLOUR["band_block"]
 TITLES = {
@@ -41,7 +41,7 @@ def draw(data: Path) -> Figure:
 
 
 def _prices(axes: Axes, rows: list[Row]) -> None:
-    """Draw what each rule pays and what the band in blocks pays for as many tokens."""
+    """Draw each rule's nats, and the nats of the band in blocks at equal tokens per call."""
     ticks = TICKS[1::2] if style.narrow() else TICKS
     style.log_axis(axes.xaxis, (LOSSLESS_AT, *ticks))
     axes.set_xlim(LOSSLESS_AT * 0.7, 60)

@@ -1,4 +1,4 @@
-"""Tokens a call against the KL of whole texts, enumerated."""
+"""Tokens per target call against the KL of whole texts, computed by enumeration."""
 
 from . import _style as style
 from ._style import Axes, Figure, Path

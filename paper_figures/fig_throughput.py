@@ -1,10 +1,10 @@
-"""End-to-end speed against what is emitted: a curve a family of policies, a panel a batch size."""
+"""End-to-end speed against emitted KL: one curve per family, one panel per batch size."""
 
 from . import _style as style
 from ._style import Axes, Figure, Path, Row
 
 CURVES = ("band_price", "band_delta", "cactus")
-# least KL on the logarithmic axis; lossless methods emit none, and are horizontal lines
+# least KL on the logarithmic axis; lossless methods have KL 0 and are horizontal lines
 LEAST_KL = 3e-3
 # least distance between the names of baselines, as a share of the panel's height
 ROOM = 0.055
@@ -42,7 +42,7 @@ def _curves(axes: Axes, rows: list[Row]) -> None:
             continue
         kl, speed = [_kl(row) for row in curve], [row["tokens_per_second"] for row in curve]
         look = style.look(name).options()
-        if verifier:  # hollow beside those that are verified token by token
+        if verifier:  # hollow markers, as opposed to curves of the chain
             look["mfc"] = "white"
         label = style.NAME[name] + f", {verifier}" * bool(verifier)
         axes.errorbar(
@@ -63,7 +63,7 @@ def _place(series: str) -> tuple[int, str]:
 
 
 def _others(axes: Axes, rows: list[Row]) -> None:
-    """Draw policies that are no family here as points, with names that stay inside."""
+    """Draw policies without a curve as points, with names that stay inside the panel."""
     for row in rows:
         family, spent = style.series(row["method"], row["knob"]), _kl(row)
         if family in CURVES or row["method"] in BASELINES or spent < LEAST_KL:
@@ -77,7 +77,7 @@ def _others(axes: Axes, rows: list[Row]) -> None:
 
 
 def _baselines(axes: Axes, rows: list[Row]) -> None:
-    """Draw what emits the target's own law as horizontal lines, named to their right."""
+    """Draw lossless methods as horizontal lines, with their names at the right."""
     lossless = next((row for row in rows if _series(row) == "speculative"), None)
     lines = [(lossless, f"lossless,\nK = {lossless['num_draft_tokens']:g}")] if lossless else []
     for method, name in BASELINES.items():
@@ -106,6 +106,6 @@ def _kl(row: Row) -> float:
 
 
 def _series(row: Row) -> str:
-    """Return the family with ``@verifier``, which tables of the chain alone may leave out."""
+    """Return the family, with ``@verifier`` unless the verifier is the chain or not named."""
     verifier = row.get("verifier") or "chain"
     return style.series(row["method"], row["knob"]) + f"@{verifier}" * (verifier != "chain")

@@ -1,4 +1,4 @@
-"""The tuner's predictions against decodes, and where relaxing beats a better K."""
+"""The tuner's predictions against measured decodes, and lossy policies against a better K."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
@@ -38,7 +38,7 @@ def draw(data: Path) -> Figure:
 
 
 def _predictions(axes: Axes, rows: list[Row], batch: float) -> None:
-    """Draw every setting's measured speed over its predicted one; chosen ones are ringed."""
+    """Draw the measured speed of every setting against the predicted; ring chosen settings."""
     for row in rows:
         colour, marker, name = _look(row)
         hollow = "white" if row["verifier"] == "block" and marker not in "x*" else colour
@@ -54,7 +54,7 @@ def _predictions(axes: Axes, rows: list[Row], batch: float) -> None:
 
 
 def _by_width(axes: Axes, rows: list[Row], level: float) -> None:
-    """Draw measured speed over K at one level, predictions as thin lines."""
+    """Draw measured speed against K at one level, with predictions as thin lines."""
     settings = [row for row in rows if row["level"] == level]
     for key in dict.fromkeys((row["family"], row["verifier"]) for row in settings):
         line = [row for row in settings if (row["family"], row["verifier"]) == key]
@@ -74,7 +74,7 @@ def _by_width(axes: Axes, rows: list[Row], level: float) -> None:
 
 
 def _relaxing(axes: Axes, rows: list[Row]) -> None:
-    """Draw each relaxed family at its best K over the lossless best K, by level."""
+    """Draw, for each level, a lossy family's speed at its best K over the best lossless speed."""
     levels = sorted({row["level"] for row in rows})
     best = {level: _best(rows, level, "speculative", None) for level in levels}
     for key in dict.fromkeys((row["family"], row["verifier"]) for row in rows):
