@@ -221,8 +221,7 @@ class Program(Attempted[Answer]):
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer.
 
-        With several positions and a loose first bound, solve twice and return the answer with the
-        smaller gap.
+        With several positions and a loose bound, solve twice and return the smaller gap's answer.
         """
         first = self._once(scale, solver)
         if first is None or self.position is None or abs(first.gap) <= SHARP * first.price:

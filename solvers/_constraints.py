@@ -30,9 +30,8 @@ class Constraint:
     * ``build(row, inside)`` returns the cvxpy constraints on a row; ``inside`` (V,) marks the
       tokens with q > 0. ``placed`` returns a copy of the constraint with ``constraints`` built.
     * ``slack(h)`` is the least distance to the limit; negative if the constraint is broken.
-    * ``price(h)`` is the dual value, in acceptance per unit of room. It is 0 unless h is at the
-      limit: the solver's dual value of a limit that does not bind is noise, which a division by
-      the scale of an unlikely token would blow up.
+    * ``price(h)`` is the dual value, in acceptance per unit of room; 0 unless h is at the limit, as
+      the solver's dual is else noise, which the division by a small scale enlarges.
     * ``charge(lagrangian)`` adds the constraint to a :class:`Lagrangian`, which bounds the optimum.
     """
 

@@ -53,8 +53,7 @@ from .path_tree import PathTree
 HALVINGS = 100
 # halvings of the bracket of a level, to below the rounding of the level
 LEVEL_HALVINGS = 60
-# least price that can be divided by without overflow; a smaller price is replaced by 0, which also
-# gives a valid bound
+# least price that can be divided by without overflow; for a smaller price, 0 gives a valid bound
 SMALLEST_PRICE = 1e-150
 
 

@@ -62,15 +62,14 @@ class DesignedRow:
     """The solution of a design: the row h, its acceptance, slacks and duals, and the proof.
 
     ``duals`` has for each constraint the acceptance that one unit of room buys: a higher budget,
-    cap or ``at_most``, or a lower floor or ``at_least``. For limits on tokens the duals are by
-    token, in units of probability. A dual is 0 if the row is further than 1e-4 (relative) from the
-    limit.
+    cap or ``at_most``, or a lower floor or ``at_least``. Duals of limits on tokens are by token, in
+    units of probability. A dual is 0 if the row is further than 1e-4 (relative) from the limit.
     """
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
     acceptance: float  # Σ min(p, h)
     lossless: float  # Σ min(p, q), for comparison
-    slacks: dict[str, float]  # distance of each constraint from binding, for limits the least one
+    slacks: dict[str, float]  # distance of each constraint (limits: least token's) from binding
     duals: dict[str, Dual]
     bound: float  # proven upper bound on the acceptance
     gap: float  # bound minus acceptance

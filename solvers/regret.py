@@ -15,8 +15,7 @@ from cactus_theory.base import arguments as check
 
 from . import _attempts
 
-# tightest tolerances of the solver: at the default, 1e-7, its rows overspend on tokens of little
-# regret
+# tightest tolerances of the solver: at its 1e-7 default, rows overspend on tokens of low regret
 TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
 
 

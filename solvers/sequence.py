@@ -4,8 +4,8 @@ r"""The sequence program: one budget split over many positions.
    Σ_t D(h_t\|q_t) \le Δ
 
 At the optimum all positions that can still gain have the same price, which is why a band of
-constant price is the best way to spend a budget. The program does not assume this, so it tests
-:func:`cactus_theory.pooled_acceptance`, which does and takes any number of rows.
+constant price is the best way to spend a budget. The program does not assume equal prices, so it is
+an independent test of :func:`cactus_theory.pooled_acceptance`, which assumes equal prices.
 """
 
 import time

@@ -85,8 +85,7 @@ def add_policy(
 ) -> None:
     """Declare ``--policy``.
 
-    ``several`` says in the help why the flag may be repeated; without it, :func:`one_policy` reads
-    the flag's single value.
+    ``several``: the help's words on repeating the flag; without them :func:`one_policy` reads it.
     """
     text = f"one of {', '.join(names.POLICIES)}, or FILE.py:NAME; with :knob=value,knob=value"
     text += f"; may be repeated, {several}" * bool(several)

@@ -101,8 +101,7 @@ def opened(
     """Return the models and the prompts that the flags name, and the token ids of the prompts.
 
     Prompts are read first, so that an error in them costs no loading of models. With ``drawn`` the
-    ids are in a random order from ``--seed``: a command may decode only the first few, and a file
-    may be sorted.
+    ids are shuffled by ``--seed``, as a command may decode only the first few of a sorted file.
     """
     prompts = given_prompts(args)
     pair = loaded(args)

@@ -163,8 +163,7 @@ class Rows:
 def cut(probs: Law, top_k: int, top_p: float, rows: Rows | None = None) -> Law:
     """Return rows cut to the k likeliest tokens (0: all; ties stay), then to the nucleus of mass p.
 
-    ``rows`` may lend its order of the tokens, if ``probs`` ranks them as the target does: that
-    saves a sort.
+    If ``probs`` ranks the tokens as the target does, ``rows`` gives their order and saves a sort.
     """
     if not top_k and top_p >= 1:
         return probs
@@ -414,15 +413,14 @@ def log_factors(
     """Compute ln r/h of tokens, sums of KL(r‖h), and the tokens' distances from the claimed cuts.
 
     h is the claimed law, r an alternative. If the claim is a lossy policy, h is the larger of the
-    policy's law and the target's: a log does not tell which tokens were drafted, and tokens without
-    a draft have the target's law.
+    policy's law and the target's, as a log does not show which tokens had a draft.
 
-    The distance says by how many nats a token lies outside the cuts. At temperature 0 it is
-    measured from the largest logit, for top-k from the k-th. For top-p it is the smaller of two
-    numbers: the excess, in log-odds, of the mass above the token, and the gap to the last token
-    that is kept. A token further outside than ``edge`` refutes the claim. A nearer token may be
-    there by rounding: its h is UNCLAIMED^(distance/edge) times its probability if it were kept.
-    With exact rows this changes no guarantee, as the claim never emits such a token (h = 0).
+    The distance of a token is the number of nats by which the token lies outside the cuts. At
+    temperature 0 the distance is measured from the largest logit, for top-k from the k-th. For
+    top-p the distance is the smaller of the excess, in log-odds, of the mass above the token, and
+    the gap to the last token that is kept. A distance above ``edge`` refutes the claim. A nearer
+    token may be there by rounding: its h is UNCLAIMED^(distance/edge) times its probability if it
+    were kept. With exact rows this changes no guarantee, as the claim never emits such a token.
 
     Parameters
     ----------

@@ -135,8 +135,7 @@ class Evidence:
     def needed(self) -> Float[np.ndarray, "M"]:
         """Return how many more tokens would detect an engine with each alternative's law.
 
-        The number is ∞ for an alternative that differs from the claim by less than the slack on
-        these rows.
+        The number is ∞ if an alternative differs from the claim by less than the slack here.
         """
         rates = self.growth / max(self.tokens, 1) - self.slack
         missing = np.maximum(self.limit + math.log(len(self.names)) - self.own, 0.0)

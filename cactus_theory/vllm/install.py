@@ -27,8 +27,7 @@ from cactus_theory.vllm.replace import (
 )
 from cactus_theory.vllm.settings import Settings
 
-# expected parameters of vLLM's ``rejection_sample``: the hook names the same parameters, and passes
-# further arguments on
+# expected parameters of vLLM's ``rejection_sample``; the hook has these and passes others on
 PARAMETERS = tuple(signature(Hook.rejection_sample).parameters)[1:-2]
 SAMPLE = ("self", "logits", "spec_decode_metadata")
 UPDATE = ("self", "scheduler_output")

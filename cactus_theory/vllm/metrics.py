@@ -28,8 +28,7 @@ from cactus_theory.verify.draft import Draft, Verdict
 from cactus_theory.verify.node import Node
 from cactus_theory.vllm.settings import Settings
 
-# bounds of the histogram of nats per answer; price 2 spends about 0.02 nats per token on the
-# shipped pair of models
+# bounds of the histogram of nats per answer (shipped pair: price 2 spends about 0.02 per token)
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TOKENS = ("drafted_tokens", "accepted_tokens", "emitted_tokens", "undrafted_tokens")
 DIVERGENCE = "emitted_divergence_nats"  # has the unit as a label
@@ -150,7 +149,7 @@ class Tally:
     def _gap(self) -> int:
         """Draw how many rows to skip, so that each row is measured with probability 1/meter."""
         if self.settings.meter <= 1:
-            return 0  # 1: every row is measured; 0: the meter is off, and no one reads the gap
+            return 0  # 1: every row is measured; 0: the meter is off, and the gap is not used
         return int(math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter))
 
 

@@ -10,9 +10,8 @@ not by its place in a batch, until the request ends. If a policy raises an error
 drafts of that step are verified with the lossless policy, and a warning is logged.
 
 The bonus token is the token that the engine has already drawn. The uniform random numbers for
-acceptance and recovery come from the device's default generator, or from the request's own
-(``seed``), and then do not depend on the batch. Sampled drafts still do, since the drafter ignores
-seeds.
+acceptance and recovery come from the device's default generator. A request with a ``seed`` has its
+own generator, so its numbers do not depend on the batch; sampled drafts do, as drafters ignore it.
 
 A step may lack the rows that some request's tokens were drawn from. vLLM then treats all tokens of
 the batch as deterministic drafts, which keeps a lossless law but changes a lossy one. The hook
@@ -151,8 +150,7 @@ class Hook:
     def end(self, names: Iterable[str], ends: Mapping[str, End] | None = None) -> None:
         """Drop the records of requests that have ended or were aborted, and write their readings.
 
-        ``ends`` has the reasons and lengths that the scheduler gave. Once no request is left, all
-        counts are sent.
+        ``ends`` has the scheduler's reasons and lengths. After the last request counts are sent.
         """
         known = [name for name in names if name in self.requests]
         for name in known:

@@ -1,9 +1,9 @@
 """Read a server's settings from its environment, and check what a request may change.
 
 SERVING.md has a table of the variables. The server does not start with a ``CACTUS_`` variable that
-would have no effect: a misspelt name, or any setting without ``CACTUS_POLICY``. Two kinds of names
-are ignored: ``CACTUS_THEORY_…`` of this project's tests, and the names that Kubernetes makes for a
-service called cactus.
+would have no effect: a misspelt name, or any setting without ``CACTUS_POLICY``. Names of this
+project's tests (``CACTUS_THEORY_…``) and those that Kubernetes makes for a service called cactus
+are ignored.
 
 Requests are not trusted. In ``SamplingParams.extra_args`` (over HTTP: ``vllm_xargs``) a request may
 pick a policy by a name that the server offers, as ``{"cactus": "gentle"}``, or the lossless
@@ -99,9 +99,8 @@ class Settings:
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
         """Return the policy and the cap of a request in a running step, never an error.
 
-        A request that is not allowed, but was not stopped when it was submitted, is served with the
-        lossless policy. So is a request above temperature 0 whose policy is charged in regret.
-        ``warn`` gets the reason.
+        The lossless policy serves a request that is not allowed but was not stopped when submitted,
+        and a request above temperature 0 with a regret policy. ``warn`` gets the reason.
         """
         from cactus_theory.divergences.regret import REGRET
 

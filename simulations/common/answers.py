@@ -42,9 +42,8 @@ def answer_rows(
 ) -> list[Row]:
     """Return a row with COLUMNS for every config; a cell is None if nothing was measured.
 
-    Speeds come from the timed repeats (none without ``timed``). They are compared with the fastest
-    lossless line of this package with the same batch size. ``_low`` and ``_high`` are as in tables
-    of speeds.
+    Speeds come from the timed repeats (none without ``timed``) and are compared with this package's
+    fastest lossless line of the same batch size. Intervals are as in tables of speeds.
     """
     rows = []
     for line, own in runs.items():

@@ -38,9 +38,8 @@ def write_csv(
 ) -> None:
     """Write rows as CSV below ``# key: value`` lines of provenance, atomically.
 
-    Columns are in the order of the first row; ``None`` becomes an empty field, floats keep 12
-    digits. Raises ValueError for no rows, for rows with different columns, and for a provenance
-    entry of several lines.
+    Columns are in the first row's order; ``None`` becomes an empty field, floats keep 12 digits.
+    Raises ValueError for no rows, rows of different columns, a provenance entry of several lines.
     """
     if not rows:
         raise ValueError("rows: must hold at least one row; got none")

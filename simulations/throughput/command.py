@@ -6,8 +6,7 @@ starts, and the tables (CSV) are made from that file alone. Every repeat decodes
 methods in a shuffled order, with new seeds. Intervals are 90 % over resampled prompts; with few
 prompts they are too narrow (8 prompts: 82 % coverage, 30 prompts: 88 %).
 
---verifier chain block decodes every policy token by token and, if the policy allows it, by whole
-drafted paths.
+--verifier chain block decodes every policy token by token and, if possible, by whole drafted paths.
 """
 
 import argparse

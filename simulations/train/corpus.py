@@ -26,8 +26,7 @@ TOP_LEVEL = re.compile(r"^(?:@\w|def |class |async def )", re.MULTILINE)
 # share of documents that are held out, chosen by a digest of the path
 HELD_OUT = 0.05
 T = TypeVar("T")
-# suffixes of text files, and the number of characters after which the next paragraph of a text
-# begins a new document
+# suffixes of text files; characters after which the next paragraph begins a new document
 TEXTS, PART = (".txt", ".md"), 2**13
 KINDS = (".py", ".jsonl", *TEXTS)
 # lengths in tokens of the beginnings that a target continues; 1 is the end-of-text token alone
