@@ -73,7 +73,7 @@ def token_index(token: Any, vocabulary: int) -> int:
 
 
 def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
-    """Return dA/dδ at δ = 0, where h = q; 0 if no acceptance can be gained.
+    """Return dA/dδ at δ = 0 (h = q) for the best acceptance A; 0 if nothing can be gained.
 
     If p > q > 0 for some token, the slope is infinite for every f that is flat at 1. With ``free``,
     mass on tokens with q = 0 costs f′(∞) − f′(1) per unit.

@@ -120,9 +120,9 @@ class Terms:
         return root
 
     def power(self, a: float) -> Any:
-        """Return an expression on the convex side of w^a P^(1−a), equal at the optimum.
+        """Return a bound on w^a P^(1−a) that is equal at the optimum.
 
-        It is ≥ w^a P^(1−a) for a < 0 or a > 1, where that power is convex, and ≤ for 0 < a < 1.
+        The bound is from above for a < 0 or a > 1 (a convex power), from below for 0 < a < 1.
         """
         if self.single_row:
             return power(self.w, a)

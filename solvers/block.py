@@ -179,8 +179,8 @@ class Program(TreeProgram[Answer]):
         """Return a positive guess of h, the scale of the variables: the draft row, clipped.
 
         The lower limit is q, the upper limit the most that a price can pay for: a unit of mass is
-        worth at most 1 + K, so ν f′(h/q) exceeds its value at h = q by no more. For a budget the
-        guess is the geometric mean of q and max(p, q), a heuristic.
+        worth at most 1 + K, so ν f′(h/q) exceeds its value at h = q by no more. For a budget, or an
+        f that is not smooth, the guess is a heuristic: the geometric mean of q and max(p, q).
         """
         q, p = self.layout.q, self.layout.p
         if self.goal.form != PRICE or not self.f.smooth:

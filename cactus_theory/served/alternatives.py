@@ -241,6 +241,7 @@ def _of_prompt(rows: Rows) -> Law:
 
 
 def _row_before(rows: Rows) -> Law:
+    """Return the target's row of the place before, as after an off-by-one error."""
     logits = torch.cat([rows.late, rows.logits[:-1]])
     cuts = rows.claim.cuts
     return cut(logits.div(rows.claim.temperature).softmax(-1), cuts.top_k, cuts.top_p)
@@ -251,6 +252,7 @@ def _policy(spec: str) -> Callable[[Rows], Law]:
 
 
 def _from_target(rows: Rows) -> Law:
+    """Return the law if the recovered token is drawn from q, not from (q − p)₊."""
     q, p = rows.q, rows.p
     assert p is not None
     kept = torch.minimum(q, p)

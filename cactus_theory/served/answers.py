@@ -333,11 +333,13 @@ class Log:
         self.save(state)
 
     def _leave(self, number: int, reason: str) -> None:
+        """Count a line that cannot be used, and keep its reason."""
         self.skipped += 1
         if len(self.left_out) < NAMED:
             self.left_out.append((number, reason))
 
     def _count(self, answer: Answer, reader: Reader) -> np.ndarray:
+        """Add an answer to the evidence; return ln r/h of its tokens."""
         factors, growth, beyond = reader.factors(answer)
         if self.evidence.impossible is None and len(far := np.flatnonzero(beyond > reader.edge)):
             place = int(far[0])

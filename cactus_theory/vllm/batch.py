@@ -8,11 +8,11 @@ and top-p, or None for a deterministic drafter. The emitted tokens are:
 * for a request with drafts, the tokens that its policy emits for q = softmax(target_logits). A
   token with q = 0 is never emitted, even if its coin (the uniform random number) is exactly 0;
 * if all drafted tokens were accepted, also the bonus token, which the engine has drawn from q;
-* at a negative id, which ends a request's draft, a token from q, whatever the policy. (A
-  placeholder depends on no token, so this is lossless; vLLM's function draws from (q − p)₊.);
-* for a greedy request (temperature 0), the drafted tokens up to the first that is not the target's
-  first largest logit, as in vLLM's function. Greedy requests whose policy is charged in regret are
-  verified separately, with rows at temperature 1 (:meth:`FlatBatch.parts`);
+* at a negative id, which ends a request's draft, a token from q, whatever the policy. (The
+  placeholder is no draft, so this is lossless; vLLM's function draws from (q − p)₊ there.);
+* for a greedy request (temperature 0), as in vLLM's function, the tokens of the target's (first)
+  largest logits, up to the first that differs from the drafted token. Greedy requests with a policy
+  charged in regret are verified apart, by rows at temperature 1 (:meth:`FlatBatch.parts`);
 * for a request without drafts, its bonus token.
 
 If all requests with drafts have the same number of drafts, no row is copied: the only new table is

@@ -6,8 +6,8 @@ request, or with a greedy request whose policy is charged in regret. It leaves o
 NaN logits, to the original function.
 
 Each request's record (:class:`~cactus_theory.vllm.accounts.Request`) is kept by the request's id,
-not by its place in a batch, until the request ends. If a policy raises an error in a step, the
-drafts of that step are verified with the lossless policy, and a warning is logged.
+not by its place in a batch, until the request ends. If the policy that a request picked raises an
+error, the lossless policy verifies the drafts of that step, and a warning is logged.
 
 The bonus token is the token that the engine has already drawn. The uniform random numbers for
 acceptance and recovery come from the device's default generator. A request with a ``seed`` has its
@@ -195,8 +195,8 @@ class Hook:
     def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verdict | None]:
         """Return the emitted tokens and the verdict; after an error, those of the lossless policy.
 
-        The lossless policy then verifies the whole step. An error is raised only if all requests
-        have the server's policy, which was checked at the start.
+        The lossless policy then verifies the whole step. But if all requests have the server's
+        default policy, the error is raised.
         """
         policies = [request.policy for request in requests] or [self.settings.policy]
         if all(policy is policies[0] for policy in policies):

@@ -205,6 +205,7 @@ def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy
 
 
 def _meter(text: str, readings: str) -> int:
+    """Return the interval of measured rows, 1 with readings; ValueError for another value."""
     if readings:
         if text not in ("", "1"):
             raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")
