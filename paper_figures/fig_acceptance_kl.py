@@ -5,9 +5,9 @@ from ._style import Any, Axes, Figure, Path, Row
 
 # policies in the order they are drawn, from back to front
 LINES = ("typical_target", "typical", "cactus_exact", "cactus", "band_delta", "band_price")
-# budget in nats at which Cactus and the best are compared in the left panel
+# Cactus's budget, in nats, whose point is compared with the least KL in the left panel
 SHOWN_DELTA = 0.01
-# upper end of the right panel; typical acceptance pays far more
+# upper end of the right panel; typical acceptance has a far higher ratio
 TOP = 2.9
 Series = dict[str, list[Row]]
 Columns = tuple[list[float], list[float]]

@@ -7,7 +7,7 @@ from ._style import Any, Axes, Figure, Path, Row
 
 # share of the copy bandwidth that is aimed at
 BANDWIDTH_GOAL = 0.7
-# policy as rows name it → colour, name
+# policy's name in the rows → (look, name in the legend)
 POLICIES = {
     "speculative": ("speculative", "lossless"),
     "band": ("band_price", "band"),

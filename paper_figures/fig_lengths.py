@@ -1,4 +1,4 @@
-"""Lengths of answers under lossy policies, beside lossless ones of the same prompts."""
+"""Lengths of answers under lossy policies over lengths of lossless answers to the same prompts."""
 
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
@@ -7,7 +7,7 @@ from ._style import Any, Axes, Figure, Path, Row
 WIDE = 1.96
 # nats per token of the rows that are drawn in the right panel
 LEVEL = 0.05
-# series → the policy of other figures whose look it has
+# series → policy whose look the series has
 LOOK = {
     "band": "band_price", "band, head": "band_delta", "cactus": "cactus", "lenience": "other",
 }  # fmt: skip

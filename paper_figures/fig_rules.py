@@ -1,4 +1,4 @@
-"""Cost of the lossy rules of engines beside the band's: nats, tokens, changes."""
+"""Lossy rules of engines compared with the band: nats, tokens per call, changed tokens."""
 
 from matplotlib.lines import Line2D
 

@@ -1,7 +1,7 @@
 """How long answers are under a policy's own law, beside lossless ones of the same prompts. Resumes.
 
 Every token is drawn from the emitted law itself (``simulations/common/walk.py``), without rounds.
-Knobs are those that ``price-travels`` found on rows at temperature 1; the band is also run with the
+The knobs were solved by ``price-travels`` on rows at temperature 1; the band is also run with the
 end token's probability floored and held. Along the texts, the table has the probability of the end
 token under the law and the target, acceptance, nats, and the expected calls of a chain that drafts
 K tokens and emits such a text. Every law's probability of the end token is also measured along the

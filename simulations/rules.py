@@ -60,7 +60,7 @@ def cascade_diff(q, p, *, alpha=0.2):
 def cascade_opt(q, p, *, alpha=0.2):
     """Emit p where max p ≥ max q − α TV(p, q), else q (arXiv 2405.19261, equation 10).
 
-    As |max p − max q| ≤ TV, it is lossless for α < −1 and emits p for α ≥ 1.
+    As |max p − max q| ≤ TV, the rule is lossless for α < −1 and emits p for α ≥ 1.
     """
     apart = (q.double() - p.double()).clamp(min=0.0).sum(-1, keepdim=True)
     return torch.where(top(p) < top(q) - alpha * apart - SLACK, q, p)
@@ -74,19 +74,19 @@ def by_token(q: Tensor, p: Tensor, kept: Tensor) -> Tensor:
 
 @ct.rule(**TOKENS)
 def cascade_token_1(q, p, *, alpha=0.2):
-    """Keep drafted tokens with p_n ≥ max q − α (arXiv 2405.19261, equation 13)."""
+    """Accept n if p_n ≥ max q − α, else draw from q (arXiv 2405.19261, equation 13)."""
     return by_token(q, p, p.double() >= top(q) - alpha)
 
 
 @ct.rule(**TOKENS)
 def cascade_token_2(q, p, *, alpha=0.2):
-    """Keep drafted tokens with q_n ≥ max q − α (arXiv 2405.19261, equation 14)."""
+    """Accept n if q_n ≥ max q − α, else draw from q (arXiv 2405.19261, equation 14)."""
     return by_token(q, p, q.double() >= top(q) - alpha)
 
 
 @ct.rule(**TOKENS)
 def cascade_token_3(q, p, *, alpha=0.95):
-    """Keep drafted tokens with q_n ≥ (1 − α) max q (arXiv 2405.19261, equation 15)."""
+    """Accept n if q_n ≥ (1 − α) max q, else draw from q (arXiv 2405.19261, equation 15)."""
     return by_token(q, p, q.double() >= top(q) * (1 - alpha))
 
 
@@ -161,10 +161,10 @@ class Fly(Verifier):
         \qquad \Pr(τ = i) = R_i (1−a_i)(1 − o_i A_i), \quad \Pr(τ = K) = R_K.
 
     The law of the number τ of accepted tokens is exact. The emitted distribution at a row depends
-    on the tokens that would follow tokens that were not drafted. It is exact for a deterministic
-    draft, and *an estimate* for a sampled draft: the tokens after the drafted token stand in for
-    those after every token of the row. Source: arXiv 2511.22972; vLLM's documentation of
-    ``rejection_sample_method="fly"``.
+    on the tokens that would follow tokens that were not drafted. This distribution is exact for a
+    deterministic draft and *an estimate* for a sampled draft, where the tokens after the drafted
+    token stand in for the tokens after every other token of the row. Source: arXiv 2511.22972;
+    vLLM's documentation of ``rejection_sample_method="fly"``.
 
     Attributes
     ----------

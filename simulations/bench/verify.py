@@ -34,7 +34,7 @@ POLICIES = (
 )
 # policies whose meter is timed, row by row
 METERED = ("band:price=1", "band:delta=0.1", "cactus:delta=0.1", "lenience:lenience=0.5")
-# policy timed on whole paths → the policy whose step token by token it is compared with
+# policy timed in block verification → policy whose chain step is the comparison
 BLOCKS = {
     "speculative": "speculative",
     "band:price=1": "band:price=1",

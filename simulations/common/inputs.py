@@ -146,7 +146,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def model_digest(model: Path | str | None, revision: str | None = None) -> str:
-    """Return what identifies a model: a digest of its folder, its commit on the Hub, or its name.
+    """Return an identifier of a model: a digest of its folder, its commit on the Hub, or its name.
 
     A name identifies a drafter without weights, such as an n-gram drafter.
     """

@@ -1,1 +1,1 @@
-"""Train a target and its draft on texts, or an EAGLE-3 head on what a target writes."""
+"""Train a target and a draft on texts, or an EAGLE-3 head on texts sampled from its target."""

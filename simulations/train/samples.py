@@ -63,7 +63,7 @@ class Piece:
         return cls(**torch.load(path, weights_only=True, mmap=True))
 
     def turned(self, after: Sequence[int]) -> list[list[int]]:
-        """Return the ids of each text, and what follows its turn."""
+        """Return the ids of each text followed by ``after``, which closes the turn."""
         texts = [ids.tolist() for ids in self.ids.split(self.lengths.tolist())]
         return [ids + [*after][ids[-1:] == [*after[:1]] :] for ids in texts]
 
