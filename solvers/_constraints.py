@@ -86,7 +86,7 @@ class LimitConstraint(Constraint):
     sign: int
 
     def build(self, row: Scaled, inside: np.ndarray) -> list[Any]:
-        """Return the limits on the tokens with q > 0; all other tokens have h = 0."""
+        """Return the limits on the constraint's tokens with q > 0; tokens with q = 0 have h = 0."""
         self.possible = inside[self.tokens]
         self.places = (np.cumsum(inside) - 1)[self.tokens[self.possible]]
         self.scale, self.most = row.s[self.places], self.limit[self.possible]

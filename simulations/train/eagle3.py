@@ -60,7 +60,7 @@ def build(target: Any, ids: Int[Tensor, "draft"], reads: Sequence[int], seed: in
     """Return a new head that is initialised from the target's last layer.
 
     The output rows of the tokens ``ids`` are the target's, and the highest of the read states is
-    passed on. Only the weights for a token's embedding are random.
+    passed on. Random are the weights for a token's embedding and, scaled by 0.1, for all states.
     """
     config = copy.deepcopy(text_config(target))
     config.num_hidden_layers, config.tie_word_embeddings = 1, False
