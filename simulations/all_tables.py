@@ -64,7 +64,7 @@ MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 PAIR = "{root}/simulations/pair"
 SMOLLM = "{root}/build/smollm2-135m-instruct"
 
-# every committed CSV has an entry; a test compares the entries with paper_figures/data
+# a new CSV needs an entry here; a test compares the entries with paper_figures/data
 ENTRIES = (
     Entry("overspend", "--points 21", CSV),
     Entry("acceptance_kl", "--tokens-each 2", CSV),

@@ -2,7 +2,7 @@
 
 The comparison holds for an engine that decodes the same prompts to the same length, with the same
 temperature and cuts, the same K and the same way of drafting; counts cannot show whether it does.
-Exit code 3: too few texts for an interval.
+Exit code 3: too few texts or rounds to compare.
 """
 
 import sys
@@ -104,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    """Print the tables, or JSON, and return 0; raise CannotSay if there are too few texts."""
+    """Print the tables, or JSON, and return 0; raise CannotSay for too few texts or rounds."""
     check_asked(args)
     trace, cuts = Trace.open(args.trace) if args.trace else None, given_cuts(args)
     heat = defaults.TEMPERATURE if args.temperature is None else args.temperature
