@@ -49,7 +49,8 @@ def written(
 ) -> str:
     """Return the command line with every flag that is not at its default, for the provenance.
 
-    ``leave_out`` names the flags that say where results go. Paths are shortened to the file's name.
+    ``leave_out`` names the flags that say where results go. Values of type Path and absolute paths
+    are shortened to the file's name.
     """
     positional, flags = [head], []
     for action in parser._actions:

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         tuned = replace(tuned, policy=Ledger(tuned.policy, args.cap))
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
     options = DecodeOptions(**tuned.keywords, **sizes)
-    check.optional_module("transformers", "llm")  # wrong options raised before models are loaded
+    check.optional_module("transformers", "llm")  # options are checked before models are loaded
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
     if tuned.plain and drafted:
