@@ -185,7 +185,7 @@ class Design:
 
 @dataclass
 class Attempt:
-    """One solver's attempt at a design: the cleaned row, if there is one, and its bound."""
+    """An attempt of one solver at a design: the cleaned row, if there is one, and its bound."""
 
     q: np.ndarray  # (m,), on the tokens with q > 0, like p
     p: np.ndarray

@@ -33,7 +33,7 @@ Rows = Float[Tensor, "texts vocab"]
 
 
 class Step(NamedTuple):
-    """One sampled token for each text that is not ended: texts' numbers, rows, laws, tokens."""
+    """A step of sampling: a token for each open text, with the texts' numbers, rows and laws."""
 
     texts: list[int]
     q: Rows
