@@ -1,41 +1,49 @@
-"""Speed over plain decoding, and seconds per answer, against nats per token; 90 % intervals."""
+"""What each policy gains on whole answers, and in which direction its nats go, with 90 %."""
 
 from . import _style as style
-from ._style import Any, Axes, Figure, Path, Row
+from ._style import Any, Figure, Path, Row
 
-PANELS = {"over_plain": "tokens/s, × plain", "seconds_per_answer": "seconds an answer"}
-# shift of a name, in points to the right and up
-PLACES = {"tempered": (4, -12), "lenience": (6, 10), "band": (-5, 14), "band hold=2": (-6, -4)}
-PLACES |= {"lossless, K = 2": (6, 5)}
+# normal quantile of 90 % in the middle
+SIDE = 1.645
+PANELS = {
+    "over_lossless": "tokens a target call, × lossless",
+    "surprise": "less likely text under the target,\nnats a token",
+}
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``answers.csv``: one line per policy, through its levels of nats."""
-    series: dict[str, list[Row]] = {}
-    for row in style.read(data / "answers.csv"):
-        series.setdefault(_name(row), []).append(row)
-    figure, panels = style.panels(len(PANELS), height=2.9)
-    for up, axes, (column, name) in zip((1, -1), panels, PANELS.items(), strict=True):
-        for policy, rows in series.items():
-            right, above = PLACES.get(policy, (6, -6))
-            _line(axes, rows, column, policy, (right, up * above))
-        axes.set(ylabel=name, xlabel="metered nats a token")
-        axes.margins(x=0.18, y=0.12)
+    """Return the figure from ``answers.csv``: a line a policy, all prompts together."""
+    rows = [row for row in style.read(data / "answers.csv") if row["which"] == "all"]
+    figure, panels = style.panels(len(PANELS), height=0.9 + 0.32 * len(rows))
+    for axes, (column, name) in zip(panels, PANELS.items(), strict=True):
+        neutral = 1.0 if column == "over_lossless" else 0.0
+        axes.axvline(neutral, color=style.MUTED, lw=0.8)
+        for place, row in enumerate(rows):
+            if row[column] is None:
+                continue
+            error = SIDE * (row[f"{column}_se"] or 0.0)
+            axes.errorbar([row[column]], [-place], xerr=[error], elinewidth=1.4, **_look(row))
+        axes.set(xlabel=name, ylim=(0.6 - len(rows), 0.6))
+        axes.set_yticks([-place for place in range(len(rows))], [_name(row) for row in rows])
+        axes.margins(x=0.12)
+    if not style.narrow():
+        panels[1].tick_params(labelleft=False)
     return figure
 
 
-def _line(axes: Axes, rows: list[Row], column: str, name: str, shift: tuple[int, int]) -> None:
-    kind = style.band_of({"policy": rows[0]["method"], "verifier": rows[0]["verifier"]})
-    look = style.look("band_price" if kind == "band" else kind)
-    around: Any = {}
-    for axis, of in (("x", "kl_per_token"), ("y", column)):
-        around |= {axis: [row[of] for row in rows], f"{axis}err": style.sides(rows, of)}
-    axes.errorbar(**around, lw=0.8, elinewidth=1.2, **look.options(5))
-    style.label(axes, name, (around["x"][-1], around["y"][-1]), look.colour, shift=shift)
+def _look(row: Row) -> dict[str, Any]:
+    look = style.look(style.series(*_parts(row)))
+    return look.options(5) | ({"mfc": "white"} if "tilt=" in row["policy"] else {})
+
+
+def _parts(row: Row) -> tuple[str, str]:
+    name, _, knobs = str(row["policy"]).partition(":")
+    return name, knobs
 
 
 def _name(row: Row) -> str:
-    if row["method"] == "speculative":
-        return f"lossless, K = {row['num_draft_tokens']:.0f}"
-    others = (row["knob"] or "").partition(",")[2]
-    return f"{row['method']}{' ' * bool(others)}{others}"
+    """Return the policy, with the nats that its answers spent."""
+    name, knobs = _parts(row)
+    title = "lossless" if name == "speculative" or "=inf" in knobs else name
+    tilt = ", tilted" if "tilt=" in knobs else ""
+    return f"{title}{tilt} ({row['nats']:.3f} nats a token)"

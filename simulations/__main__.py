@@ -20,10 +20,9 @@ GROUPS = {
                  "--policy speculative --policy band:price=1 --num-prompts 2 "
                  "--max-new-tokens 16 --num-draft-tokens 3 --repeats 1 "
                  "--out build/example/demo", "demo"),
-        "answers": ("policies at equal nats on whole answers: speed, score, tests; resumes",
-                    "--policy speculative --policy band --num-prompts 2 --max-new-tokens 12 "
-                    "--cycles 20 "
-                    "--num-draft-tokens 2 3 --timings 1 --out build/example/answers", "answers"),
+        "answers": ("policies on whole answers: sums and ratios by prompt, scores; resumes",
+                    "--num-prompts 3 --answers 2 --max-new-tokens 4 --batch 3 "
+                    "--out build/example/answers", "answers"),
         "throughput": ("policies and baselines end to end; resumes",
                        "--policy speculative --policy band:price=1 --num-prompts 2 "
                        "--max-new-tokens 16 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
@@ -37,9 +36,6 @@ GROUPS = {
         "greedy": ("rules of greedy decoding at equal regret, along strict texts; resumes",
                    "--num-prompts 3 --max-new-tokens 12 --num-draft-tokens 2 3 "
                    "--out build/example/greedy", "greedy"),
-        "laws": ("policies on whole answers, sums and ratios by prompt, scores; resumes",
-                 "--num-prompts 3 --answers 2 --max-new-tokens 4 --batch 3 "
-                 "--out build/example/laws", "laws"),
         "references": ("every rule along answers that people wrote, exact in its laws; resumes",
                        "--num-answers 4 --policy band:price=1 --policy band:price=1,tilt=0.08 "
                        "--out build/example/references", "references"),
@@ -77,7 +73,7 @@ COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.it
 WRITTEN = ("out", "work", "work_dir")
 
 # commands with threads of their own; the others have one, but for --threads
-OWN_THREADS = ("answers", "throughput", "train-pair", "train-head", "gpu-check")
+OWN_THREADS = ("throughput", "train-pair", "train-head", "gpu-check")
 
 # of a command whose summary says that it resumes, and of others that keep something
 GOES_ON = "what is finished is kept: the same command goes on from there"

@@ -75,7 +75,7 @@ ENTRIES = (
           f"{FEW_LAWS} --elsewhere tempered", inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("price_travels_smollm2_skip3=price_travels", FEW_LAWS,
           inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
-    Entry("answers", "--num-prompts 2 --max-new-tokens 8 --cycles 20 --num-draft-tokens 2",
+    Entry("answers answers_by_prompt=by_prompt", FEW_TEXTS,
           inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/chat.jsonl"),
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
@@ -93,7 +93,7 @@ ENTRIES = (
           "{root}/simulations/data/facts.jsonl"),
     Entry("greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
           "{shared}/prompts/mt_bench.jsonl"),
-    Entry("greedy_facts=laws", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
+    Entry("greedy_facts=answers", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
           "{root}/simulations/data/facts.jsonl"),
     Entry("greedy_ngram=greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("policies band_row equal_nats",

@@ -103,16 +103,6 @@ def test_a_folder_that_is_a_link_is_a_folder(tmp_path: Path) -> None:
             beside(tmp_path / "tuned.json", name)
 
 
-def test_a_journal_runs_no_code(tmp_path: Path, spy: str) -> None:
-    from simulations.common.tuned import config
-
-    line = {"policy": spy, "num_draft_tokens": 2, "verifier": "chain"}
-    with pytest.raises(ValueError, match=r"journal\.jsonl"):
-        config(line, tmp_path / "journal.jsonl", [])
-    assert not ran(spy)
-    assert config(line, tmp_path / "journal.jsonl", [spy]).policy == spy and ran(spy)
-
-
 def test_registered_rules_of_data_are_those_of_code() -> None:
     for spec in ("band:price=1", "band:price=2,per_row=true", "speculative"):
         assert policy_of_data(spec, "tuned.json") == ct.policy(spec)

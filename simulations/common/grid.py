@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -10,14 +10,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from cactus_theory.base import arguments as check
 from cactus_theory.base.specs import file_of, label
 from cactus_theory.decoding import schedule
-from cactus_theory.decoding.schedule import check_rule, read_rule
+from cactus_theory.decoding.schedule import read_rule
 from cactus_theory.decoding.setting import Setting
-from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.verify import verifiers
-from cactus_theory.verify.contract import registered_verifier
 
 from .journal import Journal, Record, filled
 
@@ -55,25 +52,6 @@ class Config(Setting):
         verifier = None if self.policy in BASELINES else self.verifier
         row = {"method": method, "knob": knob, "verifier": verifier}
         return row | {"num_draft_tokens": self.num_draft_tokens, "batch": self.batch}
-
-
-def config_of(row: Mapping[str, Any], place: str, trusted: Collection[str] = ()) -> Config:
-    """Return the decode that a line of a file names, one text at a time.
-
-    ValueError, with place and column, for what is none, and for a policy that names code, unless
-    its spec is ``trusted``: such a file is data.
-    """
-    column = "policy"
-    try:
-        spec = row[column]
-        method = spec if spec in trusted else policy_of_data(spec, place).spec
-        column = "verifier"
-        judge = registered_verifier(row[column])
-        check_rule(read_rule(method), judge)
-        column = "num_draft_tokens"
-        return Config(method, check.as_whole_number("K", row[column], 1), judge.spec)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{place}, column {column}: {error}") from None
 
 
 @dataclass(frozen=True)

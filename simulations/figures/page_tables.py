@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..answers import IN_SENTENCES, MEASURED
 from ..common.grid import at, fastest, method
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import SMALL, Column, number, read_csv, write_text
@@ -59,18 +58,19 @@ def filled(root: Path, name: str) -> str:
 
 def compared(data: Path) -> str:
     """Return the README's table: policies at equal nats on whole answers of a real model."""
-    rows, notes = _read(data / "answers.csv", "paper_figures/data")
-    measured = [own for own in MEASURED if own.of in rows[0] and own.of not in IN_SENTENCES]
+    every, notes = _read(data / "answers.csv", "paper_figures/data")
+    rows = [row for row in every if row["which"] == "all"]
     title = (
-        "SmolLM2-135M-Instruct and its head, one text at a time, temperature 1, answers of at most "
-        f"256 tokens; {rows[0]['prompts']} prompts, in brackets 90 % over resampled ones"
+        "SmolLM2-135M-Instruct and its head, temperature 1, K = 2, token by token, answers of at "
+        f"most 1,024 tokens to {rows[0]['prompts']} prompts; ± one standard error over prompts"
     )
+    errors = {"tokens a call": "tokens_per_call", "× lossless": "over_lossless",
+              "× lenience": "over_first", "calls an answer, × lossless": "calls_over_lossless",
+              "spent": "nats", "less likely under the target": "surprise"}  # fmt: skip
     return _table(title, notes, rows, [
-        Column("set for, nats a token", lambda row: _level(row["level"], float(row["level"]) > 0)),
-        Column("policy", lambda row: _method(row | {"verifier": ""})),
-        Column("verifier, K", lambda row: _way(row) if row["verifier"] else "–"),
-        *(Column(own.head, lambda row, own=own: own.text(row) if row[own.of] != "0" else "0")
-          for own in measured),
+        Column("policy", lambda row: f"`{row['policy']}`"),
+        *(Column(head, partial(_within, column)) for head, column in errors.items()),
+        Column("tokens an answer", "tokens_per_answer", 0), Column("that ended", "ended", SHARE),
     ], medians=False)  # fmt: skip
 
 
