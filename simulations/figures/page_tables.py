@@ -1,4 +1,4 @@
-"""Write the tables of README and the pages of results from committed CSV.
+"""Write the tables of the pages of results from committed CSV.
 
 Above a table stand machine, version and day, and a link to the CSV, whose head is the command that
 wrote every number. The lines between ``<!-- measured NAME -->`` and ``<!-- /measured -->`` are
@@ -17,8 +17,8 @@ from ..common.grid import at, fastest, method
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import SMALL, Column, number, read_csv, write_text
 
-# a table in a page: the line with its name (the README's has none), the table, the last line
-BLOCK = re.compile(r"(<!-- measured ?(\w*) -->\n).*?(<!-- /measured -->)", re.DOTALL)
+# a table in a page: the line with its name, the table, the last line
+BLOCK = re.compile(r"(<!-- measured (\w+) -->\n).*?(<!-- /measured -->)", re.DOTALL)
 # levels in nats a token, and families below, in the table of the tuner's choices
 SHORT_LEVELS = ("0.02", "0.05", "0.1")
 LOSSLESS = ("speculative", "chain")
@@ -28,6 +28,11 @@ SHORT_FAMILIES = (
 )  # fmt: skip
 SHARE = ".0%"  # of all
 LARGE = "throughput_134m_long.csv"
+# columns of whole answers: head → field, with its standard error
+ANSWERS = {
+    "tokens a call": "tokens_per_call", "× lossless": "over_lossless", "× lenience": "over_first",
+    "nats a token": "nats", "less likely under the target, nats a token": "surprise",
+}  # fmt: skip
 RESULTS = "paper_figures/results"
 Row = Mapping[str, Any]
 
@@ -51,27 +56,52 @@ def filled(root: Path, name: str) -> str:
     """
     text, tables = (root / name).read_text(encoding="utf-8"), PAGES[name]
     if sorted(table for _, table, _ in BLOCK.findall(text)) != sorted(tables):
-        asked = ", ".join(f"<!-- measured {table}".strip() for table in tables)
+        asked = ", ".join(f"<!-- measured {table}" for table in tables)
         raise ValueError(f"--root: {name} must hold once each: {asked}")
     return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](DATA)}{found[3]}", text)
 
 
-def compared(data: Path) -> str:
-    """Return the README's table: policies at equal nats on whole answers of a real model."""
-    every, notes = _read(data / "answers.csv", "paper_figures/data")
+def chain(data: Path) -> str:
+    """Return the table of policies at equal nats on whole answers, all prompts together."""
+    every, notes = _read(data / "answers.csv")
     rows = [row for row in every if row["which"] == "all"]
     title = (
         "SmolLM2-135M-Instruct and its head, temperature 1, K = 2, token by token, answers of at "
         f"most 1,024 tokens to {rows[0]['prompts']} prompts; ± one standard error over prompts"
     )
-    errors = {"tokens a call": "tokens_per_call", "× lossless": "over_lossless",
-              "× lenience": "over_first", "calls an answer, × lossless": "calls_over_lossless",
-              "spent": "nats", "less likely under the target": "surprise"}  # fmt: skip
     return _table(title, notes, rows, [
-        Column("policy", lambda row: f"`{row['policy']}`"),
-        *(Column(head, partial(_within, column)) for head, column in errors.items()),
+        Column("policy", lambda row: f"`{row['policy']}`"), *map(_measured, ANSWERS.items()),
         Column("tokens an answer", "tokens_per_answer", 0), Column("that ended", "ended", SHARE),
     ], medians=False)  # fmt: skip
+
+
+def tasks(data: Path) -> str:
+    """Return the table of the same run by category of the prompts, one category a row."""
+    every, notes = _read(data / "answers.csv")
+    kinds: dict[str, dict[str, Row]] = {}
+    for row in every:
+        if row["which"] not in ("all", "complete"):
+            kinds.setdefault(row["which"], {})[_short(row["policy"])] = row
+    lossless, *lossy = next(iter(kinds.values()))
+    within = lambda name, column: lambda row: _within(column, kinds[row["which"]][name])  # noqa: E731
+    rows = [own[lossless] for own in kinds.values()]
+    return _table("By category of the prompts; ± as above", notes, rows, [
+        Column("category", lambda row: row["which"]), Column("prompts", lambda row: row["prompts"]),
+        Column("tokens a call, lossless", within(lossless, "tokens_per_call")),
+        *(Column(f"{name}, × lossless", within(name, "over_lossless")) for name in lossy),
+        Column(f"nats a token, {lossy[1]}", within(lossy[1], "nats")),
+        Column("tokens an answer, lossless", "tokens_per_answer", 0),
+    ], medians=False)  # fmt: skip
+
+
+def _short(policy: str) -> str:
+    name, _, knobs = policy.partition(":")
+    return name + ", tilted" * ("tilt=" in knobs)
+
+
+def _measured(item: tuple[str, str]) -> Column:
+    head, column = item
+    return Column(head, partial(_within, column))
 
 
 def _level(level: str, lossy: bool) -> str:
@@ -334,7 +364,7 @@ def _method(row: Row) -> str:
 
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
-    "README.md": {"": compared},
+    f"{RESULTS}/answers.md": {"chain": chain, "tasks": tasks},
     f"{RESULTS}/cost-134m.md": {
         "large": partial(throughput, name=LARGE),
         "large_batch": partial(throughput, name=LARGE, batch="8"),
