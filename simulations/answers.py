@@ -18,11 +18,12 @@ Seconds are not measured: a policy takes its calls times the seconds of a call.
 
 import argparse
 import math
+import pickle
 import re
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,12 +33,14 @@ from cactus_theory.base.significance import POWER, WIDE, holm, mcnemar
 from cactus_theory.commands import models
 from cactus_theory.commands.flags import add_cuts, add_policy, given_prompts
 from cactus_theory.commands.inputs import given_cuts
+from cactus_theory.decoding import Pair
 from cactus_theory.decoding.text import completion
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.policies import read_policy
 from cactus_theory.traces.estimate import Estimate, ratio_of_sums
 from cactus_theory.verify.contract import find_verifier
 
+from .common.cluster import add_cluster, opened_client
 from .common.decode import Harness
 from .common.grid import Config
 from .common.inputs import add_end_arguments, add_pair_arguments, at_least, prompt_ids, settings_of
@@ -70,7 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, "beside lossless decoding", default=["band:price=1"])
     add("--out", type=Path, default=Path("build/answers"), metavar="DIR")
     add("--sums", type=Path, metavar="FILE.csv", help="a by_prompt.csv: nothing is decoded")
+    add_cluster(parser)
     parser.set_defaults(threads=1)
+
+
+class Work(NamedTuple):
+    """What the answers of a process are made with."""
+
+    pair: Pair
+    prompts: list[Prompt]
+    policies: list[str]
+    score: Score | None
+    harness: Harness
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,9 +94,32 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--sums: must have the columns of by_prompt.csv; misses {missing}")
         _report(args, rows, args.sums.name)
         return 0
-    at_least(args, answers=1, batch=1, num_draft_tokens=1, max_new_tokens=1)
-    if args.num_prompts is not None:
-        at_least(args, num_prompts=2)
+    counts = dict.fromkeys(("answers", "batch", "num_draft_tokens", "max_new_tokens"), 1)
+    counts |= {name: 1 + (name == "num_prompts") for name in ("num_prompts", "workers")
+               if getattr(args, name) is not None}  # fmt: skip
+    at_least(args, **counts)
+    asked = pickle.dumps(args)
+    pair, prompts, policies, _, harness = _opened(asked)
+    args.out.mkdir(parents=True, exist_ok=True)
+    flags = "answers num_draft_tokens batch verifier temperature score".split()
+    cuts = vars(given_cuts(args) or WHOLE)
+    settings = settings_of(args, prompts, *flags, methods=policies, cuts=cuts)
+    jobs = {f"{policy} {group}": partial(_job, asked, policy, group) for policy in policies
+            for group in range(-(-len(harness.prompts) // args.batch))}  # fmt: skip
+    with Journal(args.out / "journal.jsonl", settings) as journal, opened_client(args) as client:
+        results = filled(jobs, journal, "batches", client)
+    sums = {policy: _sums([own for key, own in results.items() if key.rpartition(" ")[0] == policy],
+                          len(prompts)) for policy in policies}  # fmt: skip
+    rows = by_prompt(sums, [str(own.columns.get("category", "")) for own in prompts])
+    publish(args, rows, args.out / "by_prompt.csv", dtype=pair.dtype)
+    _report(args, rows, args.prompts.name, dtype=pair.dtype)
+    return 0
+
+
+@lru_cache(maxsize=1)
+def _opened(asked: bytes) -> Work:
+    """Return models, prompts and policies of pickled flags, opened once a process."""
+    args = pickle.loads(asked)
     prompts = given_prompts(args)[: args.num_prompts]
     if len(prompts) < 2:
         raise ValueError(f"--prompts: must hold 2 prompts, for errors; got {len(prompts)}")
@@ -97,27 +134,8 @@ def run(args: argparse.Namespace) -> int:
         judge.check(read_policy(policy))
     pair = models.loaded(args)
     ids = prompt_ids(args, pair, prompts) * args.answers
-    args.out.mkdir(parents=True, exist_ok=True)
-    flags = "answers num_draft_tokens batch verifier temperature score".split()
-    cuts = given_cuts(args) or WHOLE
-    settings = settings_of(args, prompts, *flags, methods=policies, cuts=vars(cuts))
     harness = Harness(pair, ids, args.max_new_tokens, args.seed)
-    law = {"temperature": args.temperature, "cuts": cuts, "batch": args.batch}
-
-    def answered(policy: str, group: int) -> Row:
-        config = Config(policy, args.num_draft_tokens, args.verifier, **law)
-        return _answered(harness, config, group, prompts, score)
-
-    jobs = {f"{policy} {group}": partial(answered, policy, group)
-            for policy in policies for group in range(-(-len(ids) // args.batch))}  # fmt: skip
-    with Journal(args.out / "journal.jsonl", settings) as journal:
-        results = filled(jobs, journal, "batches")
-    sums = {policy: _sums([own for key, own in results.items() if key.rpartition(" ")[0] == policy],
-                          len(prompts)) for policy in policies}  # fmt: skip
-    rows = by_prompt(sums, [str(own.columns.get("category", "")) for own in prompts])
-    publish(args, rows, args.out / "by_prompt.csv", dtype=pair.dtype)
-    _report(args, rows, args.prompts.name, dtype=pair.dtype)
-    return 0
+    return Work(pair, prompts, policies, score, harness)
 
 
 def _report(args: argparse.Namespace, rows: Sequence[Row], title: str, **notes: str) -> None:
@@ -145,10 +163,11 @@ def holds(text: str, word: str) -> bool:
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
-def _answered(
-    harness: Harness, config: Config, group: int, prompts: list[Prompt], score: Score | None
-) -> Row:
+def _job(asked: bytes, policy: str, group: int) -> Row:
     """Return the sums of each answer of a batch, with the index of its prompt."""
+    args, (_, prompts, _, score, harness) = pickle.loads(asked), _opened(asked)
+    law = {"temperature": args.temperature, "cuts": given_cuts(args) or WHOLE}
+    config = Config(policy, args.num_draft_tokens, args.verifier, **law, batch=args.batch)
     done, rows = harness.decode(config, group, meter=True), []
     assert done.result is not None
     whose = [at % len(prompts) for at in harness.group(config.batch, group)]

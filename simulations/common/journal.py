@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +101,34 @@ class Journal(Resource):
 
 
 def filled(
-    jobs: Mapping[str, Callable[[], Record]], journal: Journal | None, doing: str
+    jobs: Mapping[str, Callable[[], Record]],
+    journal: Journal | None,
+    doing: str,
+    client: Any = None,
 ) -> dict[str, Record]:
-    """Run the jobs that the journal lacks, in this process; return the record of every job.
+    """Make the jobs that the journal lacks, and return the record of every job.
 
-    Each record is written to the journal, if there is one, before the next job starts.
+    Each record is kept in the journal as soon as it is made; without one nothing is kept. Jobs run
+    one by one in this process, or with a Dask ``client`` on its workers, to which they must be
+    possible to pickle. The jobs of a worker that dies are given to another one.
     """
     results = {} if journal is None else journal.results
     missing = [key for key in jobs if key not in results]
     progress = Progress(doing, len(jobs), len(jobs) - len(missing))
-    for key in missing:
-        keep = results.__setitem__ if journal is None else journal.add
-        keep(key, jobs[key]())
+    keep = results.__setitem__ if journal is None else journal.add
+    for key, record in _made({key: jobs[key] for key in missing}, client):
+        keep(key, record)
         progress.advance()
     return {key: results[key] for key in jobs}
+
+
+def _made(jobs: Mapping[str, Callable[[], Record]], client: Any) -> Iterator[tuple[str, Record]]:
+    """Yield each job's record; those of a cluster in the order in which they are finished."""
+    if client is None:
+        yield from ((key, job()) for key, job in jobs.items())
+        return
+    from distributed import as_completed  # pyright: ignore[reportMissingImports]
+
+    keys = {client.submit(job, pure=False): key for key, job in jobs.items()}
+    for future in as_completed(keys):
+        yield keys[future], future.result()

@@ -1,6 +1,7 @@
 """Policies on whole answers: a killed run goes on, and sums by prompt make the table."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from simulations.__main__ import main
 from simulations.answers import SUMS, by_prompt, holds, table_of
 from simulations.common.results import read_csv
+from tests.amounts import thorough
 
 SMALL = "--num-prompts 3 --answers 2 --max-new-tokens 4 --batch 4".split()
 FACTS = ["--prompts", "simulations/data/facts.jsonl", "--score", "word"]
@@ -53,6 +55,39 @@ def test_a_policy_that_is_lossless_has_the_same_answers(tmp_path) -> None:
     table, _ = read_csv(tmp_path / "0/answers.csv")
     assert [row["policy"] for row in table] == ["regret:price=inf", "regret:price=0.5"]
     assert {row["surprise"] for row in table} == {""}
+
+
+# the first answer that is scored kills its process
+DEADLY = """
+import os, pathlib, signal
+
+def score(prompt, completion):
+    died = pathlib.Path(__file__).with_name("died")
+    if completion and not died.exists():
+        died.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(completion)
+"""
+
+
+@thorough
+def test_two_workers_one_of_which_is_killed_make_the_same_table(tmp_path) -> None:
+    pytest.importorskip("distributed", reason="needs the extra cluster")
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    scored = ["--trust-code", "--score", f"{tmp_path / 'deadly.py'}:score"]
+    assert asked(tmp_path / "two", *scored, "--workers", "2") == 0
+    assert int((tmp_path / "died").read_text()) != os.getpid()
+    assert asked(tmp_path / "one", *scored) == 0
+    two, one = (read_csv(tmp_path / name / "by_prompt.csv") for name in ("two", "one"))
+    assert two == one
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path, capsys) -> None:
+    pytest.importorskip("distributed", reason="needs the extra cluster")
+    assert asked(tmp_path, "--scheduler", "nowhere") == 2
+    assert "--scheduler: no scheduler at 'nowhere'" in capsys.readouterr().err
+    assert asked(tmp_path, "--workers", "0") == 2
+    assert "--workers" in capsys.readouterr().err
 
 
 def test_a_word_counts_where_it_stands_by_itself() -> None:
