@@ -44,6 +44,6 @@ def _parts(row: Row) -> tuple[str, str]:
 def _name(row: Row) -> str:
     """Return the policy, with the nats that its answers spent."""
     name, knobs = _parts(row)
-    title = "lossless" if name == "speculative" or "=inf" in knobs else name
+    title = {"speculative": "lossless", "cactus": "Cactus"}.get(name, name)
     tilt = ", tilted" if "tilt=" in knobs else ""
     return f"{title}{tilt} ({row['nats']:.3f} nats a token)"
