@@ -309,7 +309,7 @@ FIELD = {name: Shipped(*entry) for name, entry in {
                  "arXiv 2604.07622"),
     "cactus_hipfire": ("cactus:delta=1", "hipfire", "cactus_delta", "hipfire#492"),
     "cactus_exact": ("cactus_exact:delta=0.1", "this package", "delta", CACTUS),
-    "band": ("band:price=2", "this package", "price", "THEORY.md, Theorem 1"),
+    "band": ("band:price=2", "this package", "price", "THEORY.md, Theorem 7"),
     "lenience": ("lenience:lenience=0.5", "paper", "ℓ", "arXiv 2211.17192, A.5"),
     "power_lenience": ("power_lenience", "paper", "ε", "arXiv 2310.08461"),
     "fuzzy": ("fuzzy:threshold=0.1", "paper", "T", "arXiv 2502.20704"),
