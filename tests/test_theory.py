@@ -40,11 +40,11 @@ def test_theorems_are_numbered_from_one_and_complete():
         assert has_tests(module), (number, module)
 
 
-def test_the_page_on_trust_is_short_and_each_module_it_names_has_tests():
+def test_each_module_that_the_page_on_trust_names_has_tests():
     page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)`", page)
     assert len(named) >= 7 and all(map(has_tests, named))
-    assert page.count("\n") <= 24 and page.count("\n* ") >= 8
+    assert page.count("\n* ") >= 8
     assert not has_tests("tests/test_that_is_missing.py") and not has_tests("tests/amounts.py")
 
 
