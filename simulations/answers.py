@@ -148,7 +148,7 @@ def _report(args: argparse.Namespace, rows: Sequence[Row], title: str, **notes: 
     shown = ("policy", "which", "prompts", "tokens_per_call", "over_lossless", "over_first", "nats",
              "surprise", "tokens_per_answer", "ended", "score", "difference")  # fmt: skip
     print(columns(table, {name: name.replace("_", " ") for name in shown}, title))
-    print(f"written to {args.out}/: answers.csv, answers.png, answers.pdf, by_prompt.csv")
+    print(f"written to {args.out}/: answers.csv, answers.png, answers.pdf")
 
 
 def _word(prompt: Prompt, text: str) -> float:

@@ -239,14 +239,17 @@ def price_bound(
     Parameters
     ----------
     tree : the rows by prefix.
-    alpha : (nodes, V), multipliers of t ≤ g. They are clipped to [0, worth of the prefix]; entries
-        with q = 0 are not read, as no such token is emitted.
+    alpha : (nodes, V), multipliers of t ≤ g. They are clipped to [0, unit + C(ux) − ends], where
+        C(ux) is the worth of the prefix ux; entries with q = 0 are not read, as no such token is
+        emitted.
     f : the divergence.
     price : ν, tokens per unit of divergence.
     unit : worth of an emitted token.
     ends : (nodes, V), additional worth of ending a round with each recovered token.
     after : (V^K,), additional worth of a bonus token after each fully accepted path.
     """
+    # The module's formula with e = ends: α ≤ gained = (unit + C(ux) − e)₊, β = gained − α and
+    # C(u) = max over h of Σ (e + α) h − ν D. ``below`` is C at the level below.
     possible, paid = tree.possible, 0.0
     below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
     ending = np.broadcast_to(ends, tree.target.shape)

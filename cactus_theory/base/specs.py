@@ -198,12 +198,15 @@ def _module(path: Path, changed: int) -> ModuleType:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Return the error that code of a ``FILE.py`` raised, with its function and line, as text.
+    """Return as text the error that code of a ``FILE.py`` raised; function and line are named.
 
-    None if no such code ran, and for a knob value that the code's ``__post_init__`` refuses.
+    The function is the outermost one of the file, the line the innermost. Return None if no such
+    code ran, and for a knob value that the code's ``__post_init__`` refuses.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if isinstance(error, SystemExit):  # also raised for a closed stdout
+    if isinstance(error, SystemExit):
+        # A print to a closed stdout ends in this package's writer, which raises SystemExit: then
+        # the last frame is the package's, and the user's code is not to blame.
         codes = codes[-1:]
     code = next((code for code in codes if Path(code.co_filename) in _READ), None)
     if code is None or (code.co_name == "__post_init__" and isinstance(error, ValueError)):

@@ -39,11 +39,13 @@ def choose_threads(count: int | None, target: Any = None) -> str:
 def has_models(args: argparse.Namespace) -> bool:
     """Return whether the flags name target, draft and prompts.
 
-    Raises ValueError if only some of the three are named.
+    Raises ValueError if only some of the three are named, or flags of OF_LOADING without them.
     """
     models = [name for name in OF_MODELS if getattr(args, name) is not None]
-    for missing in (name for name in OF_MODELS if models and name not in models):
-        raise ValueError(f"--{missing}: must be given with --{models[0]}; got that alone")
+    missing = [name for name in OF_MODELS if name not in models]
+    if models and missing:
+        given = ", ".join(f"--{name}" for name in models)
+        raise ValueError(f"--{missing[0]}: must be given with {given}")
     unread = () if models else OF_LOADING
     usual = {"dtype": AUTO, "device": "cpu", "chat": False, "show_prompt": False, "ignored": []}
     refuse(args, unread, "must be given with --target", **usual)

@@ -130,9 +130,13 @@ def fill(
     texts: Texts,
     width: int,
     draft_lengths: Sequence[int],
-    coins: Callable[[int], int] = int,
+    coins: Callable[[int], int],
 ) -> None:
-    """Write a round's coins into a table (B, width + C + 1); none for a draft length of −1."""
+    """Write a round's coins into a table (B, width + C + 1): drafting, acceptance, last draw.
+
+    ``coins`` returns how many of the C coins of acceptance a draft length takes. Entries that a
+    text does not take, and rows of a draft length of −1, keep their values.
+    """
     for own, text, length in zip(table, texts.rows, draft_lengths, strict=True):
         if length < 0:
             continue

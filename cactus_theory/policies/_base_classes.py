@@ -176,7 +176,11 @@ class PerProposal(Entrywise):
         return law.reshape(shape)
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
-        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, by prefix sums up to the count of s_n > p_x/q_x."""
+        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, by prefix sums over the rejected tokens n.
+
+        The terms are sorted by falling s_n. Token x has a part in the first ``above`` terms, those
+        with s_n > p_x/q_x. R_n is ``lost``, the rejected mass of n.
+        """
         lost = (p - gamma).clamp_(min=0.0)
         scale = torch.where(lost > 0, self.scale(q, gamma), -torch.inf)
         scale, order = scale.sort(-1, descending=True)
@@ -185,13 +189,15 @@ class PerProposal(Entrywise):
         above = torch.searchsorted(-scale, ratio.neg_())  # the count of s_n > p_x/q_x
 
         def beyond(mass: Tensor) -> Tensor:
+            """Return for each term the sum of ``mass`` over the tokens that have a part in it."""
             totals = mass.new_zeros(len(mass), mass.shape[-1] + 1).scatter_add_(-1, above, mass)
             return totals[:, 1:].flip(-1).cumsum(-1).flip(-1)
 
         zero = torch.zeros_like(q[:, :1])
         scale = torch.where(lost > 0, scale, 0.0)
         shortfall = scale * beyond(q) - beyond(p)  # Z(s_n) = Σ_y (s_n q_y − p_y)₊
+        # Z_n ≥ R_n, since the row raised at n and p both sum to 1; rounding may bring Z_n below
         weight = torch.where(lost > 0, lost / torch.maximum(shortfall, lost), 0.0)
-        mass = torch.cat([zero, weight.cumsum(-1)], -1).gather(-1, above)
+        weights = torch.cat([zero, weight.cumsum(-1)], -1).gather(-1, above)
         scaled = torch.cat([zero, (weight * scale).cumsum(-1)], -1).gather(-1, above)
-        return scaled.mul_(q).sub_(mass.mul_(p)).clamp_(min=0.0)
+        return scaled.mul_(q).sub_(weights.mul_(p)).clamp_(min=0.0)

@@ -208,7 +208,7 @@ class Checker:
         return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
-        """Return the verdict on one property; the first failing behaviour is the counterexample."""
+        """Return the verdict on one property; its finding is an error, else the first failure."""
         verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:
@@ -218,11 +218,11 @@ class Checker:
                 worst = self.worst(prop, seen)
             except Exception:  # whatever the user's code raises
                 _, crashed = self.without_crashes(prop, [seen])
-                if not crashed:
+                if not crashed:  # an error that does not come again on the same rows proves nothing
                     continue
                 fault = self.crash(prop, *crashed[0])
                 return verdict("fails", counted, fault.margin, fault)
-            counted += worst.counted if not seen.knobs else 0
+            counted += worst.counted if not seen.knobs else 0  # other knobs are tried on these rows
             least = min(least, worst.margin)
             if worst.margin < 0 and failing is None:
                 failing = (seen, worst)

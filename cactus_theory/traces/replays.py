@@ -126,7 +126,8 @@ def replay_widths(
     named = map(read_divergence, (own for own in divergences if own not in SIGNED))
     kinds: Metered = {kind.spec: kind for kind in named} | signed
     verifier.check(rule)
-    passes = [checked] if shares_rows(policy, verifier) else [[width] for width in checked]
+    # a single pass serves all K if cutting a draft leaves the law at its first places unchanged
+    passes = [checked] if shares_rows(rule, verifier) else [[width] for width in checked]
     logged, names = trace.header.setting, {"policy": rule.spec, "verifier": verifier.spec}
     replays = {
         width: _begun(trace, replace(logged, num_draft_tokens=width, **names), kinds)
@@ -144,19 +145,27 @@ def replay_widths(
         done = 0
         for batch in trace.batches(ENTRIES, together[-1]):
             law = batch_law(batch, rule, verifier, kinds, trace.ends)
-            q, free = batch.target_probs, dict[str, Tensor]()
-            if undrafted == "policy" and rule.moves_undrafted:
-                ends = sorted({min(width, q.shape[1] - 1) for width in together})
-                own = q[:, ends].flatten(0, 1)
-                h = rule.undrafted(own)
-                for spec, kind in kinds.items():
-                    free[spec] = q.new_zeros(q.shape[:2], dtype=torch.float64)
-                    free[spec][:, ends] = _of_rows(spec, kind, h, own).reshape(len(q), -1)
+            moved = undrafted == "policy" and rule.moves_undrafted
+            free = _undrafted(rule, batch.target_probs, together, kinds) if moved else {}
             for width in together:
                 replays[width].add(batch.text, *law, free)
             done += len(batch.text)
             on_cycles(done)
     return replays
+
+
+def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -> dict[str, Tensor]:
+    """Return by name what a token that was not drafted is charged after i accepted ones, (B, K+1).
+
+    Only the entries at the ends of drafts of ``widths`` tokens are computed, others are 0.
+    """
+    ends = sorted({min(width, q.shape[1] - 1) for width in widths})
+    own = q[:, ends].flatten(0, 1)
+    h, charges = rule.undrafted(own), {}
+    for spec, kind in kinds.items():
+        charges[spec] = q.new_zeros(q.shape[:2], dtype=torch.float64)
+        charges[spec][:, ends] = _of_rows(spec, kind, h, own).reshape(len(q), -1)
+    return charges
 
 
 def _replay_regret(trace: Trace, path: RegretPath, ahead: bool, replay: Replay) -> None:

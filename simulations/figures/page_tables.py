@@ -61,7 +61,7 @@ def filled(root: Path, name: str) -> str:
     return BLOCK.sub(lambda found: f"{found[1]}{tables[found[2]](DATA)}{found[3]}", text)
 
 
-def chain(data: Path) -> str:
+def whole_answers(data: Path) -> str:
     """Return the table of policies at equal nats on whole answers, all prompts together."""
     every, notes = _read(data / "answers.csv")
     rows = [row for row in every if row["which"] == "all"]
@@ -75,16 +75,17 @@ def chain(data: Path) -> str:
     ], medians=False)  # fmt: skip
 
 
-def tasks(data: Path) -> str:
+def by_category(data: Path) -> str:
     """Return the table of the same run by category of the prompts, one category a row."""
     every, notes = _read(data / "answers.csv")
-    kinds: dict[str, dict[str, Row]] = {}
+    categories: dict[str, dict[str, Row]] = {}
     for row in every:
         if row["which"] not in ("all", "complete"):
-            kinds.setdefault(row["which"], {})[_short(row["policy"])] = row
-    lossless, *lossy = next(iter(kinds.values()))
-    within = lambda name, column: lambda row: _within(column, kinds[row["which"]][name])  # noqa: E731
-    rows = [own[lossless] for own in kinds.values()]
+            categories.setdefault(row["which"], {})[_short(row["policy"])] = row
+    # rows of a category are in the order of the run: lossless, lenience, the band, others
+    lossless, *lossy = next(iter(categories.values()))
+    within = lambda name, column: lambda row: _within(column, categories[row["which"]][name])  # noqa: E731
+    rows = [own[lossless] for own in categories.values()]
     return _table("By category of the prompts; ± as above", notes, rows, [
         Column("category", lambda row: row["which"]), Column("prompts", lambda row: row["prompts"]),
         Column("tokens a call, lossless", within(lossless, "tokens_per_call")),
@@ -364,7 +365,7 @@ def _method(row: Row) -> str:
 
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
-    f"{RESULTS}/answers.md": {"chain": chain, "tasks": tasks},
+    f"{RESULTS}/answers.md": {"chain": whole_answers, "tasks": by_category},
     f"{RESULTS}/cost-134m.md": {
         "large": partial(throughput, name=LARGE),
         "large_batch": partial(throughput, name=LARGE, batch="8"),

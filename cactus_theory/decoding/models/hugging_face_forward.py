@@ -135,7 +135,9 @@ class LibraryForward:
                 raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
             self.cache.record(layer, at.index, output.hidden_states[layer])
         kept = positions if self.slices else list(range(new))
-        return gathered(output.logits, [kept.index(j) if j in kept else 0 for j in first], keep)
+        # a row's positions are consecutive in ``kept``, too; a row that keeps none begins anywhere
+        starts = [kept.index(j) if j in kept else 0 for j in first]
+        return gathered(output.logits, starts, keep)
 
     def _mask(self, sight: Sight) -> Any:
         like = torch.empty(0, dtype=self.dtype, device="cpu")
