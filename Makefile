@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PIP) --upgrade 'pip>=25.1'
 	@$(PIP) torch
 	@PYTHONWARNINGS=ignore $(PIP) -e '.[solvers,testing,llm,figures]'
-	@$(BIN)/python -c 'from cactus_theory.optimum.rows import warm; warm()'
+	@$(BIN)/python -c 'from cactus_theory.optimum.band_row import warm; warm()'
 	@touch $@
 
 # what only tests and checks of style need: Triton interprets the kernels where no GPU is, adapters

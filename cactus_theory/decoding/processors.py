@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cactus_theory.decoding._snapshot import Snapshot
 from cactus_theory.decoding.text import Texts
-from cactus_theory.optimum.rows import loops
+from cactus_theory.optimum.band_row import loops
 from cactus_theory.verify.draft import Draft
 
 LIBRARY = "transformers.generation.logits_process"

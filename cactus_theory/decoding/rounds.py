@@ -20,7 +20,7 @@ from cactus_theory.decoding.processors import name_of
 from cactus_theory.decoding.readings import Kind, Reading
 from cactus_theory.decoding.result import GenerationResult, Stopwatch
 from cactus_theory.decoding.text import Text
-from cactus_theory.optimum.rows import warm
+from cactus_theory.optimum.band_row import warm
 from cactus_theory.verify.draft import Verdict
 from cactus_theory.verify.node import Node
 

@@ -20,9 +20,7 @@ from cactus_theory.base.tensors import normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import KL
-from cactus_theory.optimum.batch_edges import chosen_knob, edges
-from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes, cut_to_boxes
-from cactus_theory.optimum.rows import (
+from cactus_theory.optimum.band_row import (
     COSTS,
     BudgetRow,
     NodeRow,
@@ -33,6 +31,8 @@ from cactus_theory.optimum.rows import (
     is_compiled,
     loops,
 )
+from cactus_theory.optimum.batch_edges import chosen_knob, edges
+from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes, cut_to_boxes
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
 # error of a law's sum up to which the law is not divided by the sum

@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.tolerances import LEAST
+from cactus_theory.optimum.band_row import AheadRow, NodeRow, Row
 from cactus_theory.optimum.boxes import NO_BOXES, Boxes
-from cactus_theory.optimum.rows import AheadRow, NodeRow, Row
 
 # One backward pass over a path, without a search. The law of a block is q's law with each text
 # weighted by e^{1/ν} for every accepted token. All that a row needs of later rows is z, the mean

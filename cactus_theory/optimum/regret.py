@@ -25,9 +25,9 @@ from cactus_theory.base.rows import greedy
 from cactus_theory.base.threads import one_thread
 from cactus_theory.divergences.regret import REGRET, regrets
 from cactus_theory.optimum.acceptance import ROUNDING
+from cactus_theory.optimum.band_row import NodeRow
 from cactus_theory.optimum.bands import HEAD, Charge
 from cactus_theory.optimum.look_ahead import LookAhead
-from cactus_theory.optimum.rows import NodeRow
 
 Rows = Float[Tensor, "*batch vocab"]
 PerRow = Float[Tensor, "*batch #vocab"]

@@ -26,8 +26,8 @@ from cactus_theory.base import arguments as check
 from cactus_theory.base import tensors
 from cactus_theory.base.chunks import in_parts, joined
 from cactus_theory.base.threads import one_thread
+from cactus_theory.optimum.band_row import loops
 from cactus_theory.optimum.boxes import FREE
-from cactus_theory.optimum.rows import loops
 
 Row = Float[np.ndarray, "vocab"]
 

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.tensors import float64_rows, ungraphed
-from cactus_theory.optimum.rows import loops
+from cactus_theory.optimum.band_row import loops
 from cactus_theory.policies.policy import (
     Entries,
     Id,

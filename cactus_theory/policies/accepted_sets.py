@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.base.tensors import float64_rows, ungraphed
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.divergences.classical import log_in_place
-from cactus_theory.optimum.rows import loops
+from cactus_theory.optimum.band_row import loops
 from cactus_theory.policies._base_classes import SharedResidual
 from cactus_theory.policies.claims import Budget, Declaration
 from cactus_theory.policies.knob_values import Count, NotNegative, Share

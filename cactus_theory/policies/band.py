@@ -12,11 +12,11 @@ import torch
 from cactus_theory.base import arguments as check
 from cactus_theory.base.tensors import normalised
 from cactus_theory.divergences.definition import known_divergence
+from cactus_theory.optimum.band_row import NodeRow
 from cactus_theory.optimum.bands import Bands
 from cactus_theory.optimum.batch_edges import chosen_knob
 from cactus_theory.optimum.boxes import Boxes, boxed_about
 from cactus_theory.optimum.look_ahead import LookAhead
-from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies.claims import Budget, Declaration
 from cactus_theory.policies.knob_values import DivergenceSpec, NotNegative, Share
@@ -38,7 +38,7 @@ class Band(Tilted, FixedTarget):
     which is ``per_row`` in blocks.
 
     In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.rows`). The tokens of a deterministic draft
+    P, the band of p/P (:mod:`cactus_theory.optimum.band_row`). The tokens of a deterministic draft
     (greedy, n-gram) are known in advance, so that under KL the band's law is the best of all laws
     of blocks (:mod:`cactus_theory.optimum.look_ahead`). Rows keep the band of p within a budget, at
     a price of 0, and for Rényi's divergence, whose price depends on the divergence spent.

@@ -12,7 +12,7 @@ from torch import Tensor
 from cactus_theory.base.roots import convex_root
 from cactus_theory.base.tensors import float64_rows
 from cactus_theory.divergences.definition import known_divergence
-from cactus_theory.optimum.rows import loops
+from cactus_theory.optimum.band_row import loops
 from cactus_theory.policies._base_classes import PerProposal
 from cactus_theory.policies.claims import Budget, Declaration
 from cactus_theory.policies.knob_values import DivergenceSpec, NotNegative

@@ -28,8 +28,8 @@ from cactus_theory.base.copies import called, guard
 from cactus_theory.base.specs import spec_of
 from cactus_theory.base.tensors import float64_rows
 from cactus_theory.divergences import Divergence, read_divergence
+from cactus_theory.optimum.band_row import NodeRow
 from cactus_theory.optimum.look_ahead import LookAhead
-from cactus_theory.optimum.rows import NodeRow
 from cactus_theory.policies import knob_values
 from cactus_theory.policies.claims import Declaration
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cactus_theory.base.tensors import float64_rows, ungraphed
-from cactus_theory.optimum.rows import NodeRow
+from cactus_theory.optimum.band_row import NodeRow
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget
 from cactus_theory.policies.claims import Budget, Declaration, Support
 from cactus_theory.policies.knob_values import PositiveShare, Share

@@ -11,8 +11,8 @@ from torch import Tensor
 from cactus_theory.base.tensors import ungraphed
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences.definition import known_divergence
+from cactus_theory.optimum.band_row import DraftRow, NodeRow, loops
 from cactus_theory.optimum.bands import divergences_of
-from cactus_theory.optimum.rows import DraftRow, NodeRow, loops
 from cactus_theory.policies._base_classes import FixedTarget
 from cactus_theory.policies.claims import Budget, Declaration, Support
 from cactus_theory.policies.knob_values import (

@@ -24,7 +24,7 @@ from cactus_theory.base.files import (
 )
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
-from cactus_theory.traces._shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
+from cactus_theory.traces.shard import DTYPES, Cycle, Shard, checked, from_bytes, pack, to_bytes
 
 FORMAT, VERSION = "cactus-theory trace", 1
 CUT = "cut"  # key of details: mass that cut rows leave to cells; absent if rows are whole

@@ -22,10 +22,10 @@ from cactus_theory.decoding.sampling import checked_temperature
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy
-from cactus_theory.traces._shard import DTYPES, Cycle
 from cactus_theory.traces.cells import REST
 from cactus_theory.traces.folder import CUT, CYCLES, Folder, Header
 from cactus_theory.traces.replays import greedy_policy
+from cactus_theory.traces.shard import DTYPES, Cycle
 from cactus_theory.traces.trace import Trace
 from cactus_theory.verify.contract import Verifier
 from cactus_theory.verify.draft import Draft

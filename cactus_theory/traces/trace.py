@@ -13,7 +13,6 @@ from cactus_theory.base import defaults
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.regret import losses
-from cactus_theory.traces._shard import Cycle, Shard, from_bytes
 from cactus_theory.traces.folder import (
     MANIFEST,
     UNFINISHED,
@@ -22,6 +21,7 @@ from cactus_theory.traces.folder import (
     digest,
     read_manifest,
 )
+from cactus_theory.traces.shard import Cycle, Shard, from_bytes
 
 # if so many cycles all have equally long drafts below the manifest's K, K is wrong, not bad luck
 ENOUGH_CYCLES = 8

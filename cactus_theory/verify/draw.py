@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.base.tolerances import DECIDED
-from cactus_theory.optimum.rows import loops
+from cactus_theory.optimum.band_row import loops
 
 Generators = torch.Generator | list[torch.Generator] | None
 Coins = tuple[Tensor, Tensor]

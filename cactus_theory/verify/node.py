@@ -22,9 +22,9 @@ from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.emitted import directions, raised_off_head
+from cactus_theory.optimum.band_row import NodeRow, loops
 from cactus_theory.optimum.bands import EMPTY, NO_BAND, Charge, charge_of
 from cactus_theory.optimum.regret import OneTokenRow, RegretPath
-from cactus_theory.optimum.rows import NodeRow, loops
 from cactus_theory.optimum.selection import offered
 from cactus_theory.policies import Entrywise, FixedTarget, PerProposal, Policy
 from cactus_theory.policies.policy import PathState

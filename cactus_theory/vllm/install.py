@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from cactus_theory.vllm.accounts import reporter_of
+from cactus_theory.vllm.hook import Hook
 from cactus_theory.vllm.metrics import Reporter
-from cactus_theory.vllm.model_runner_v1 import Hook
 from cactus_theory.vllm.replace import (
     require_names,
     require_parameters,

@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.base.roots import rising_root
 from cactus_theory.base.tolerances import DECIDED, LEAST
-from cactus_theory.optimum.rows import PricedBand, PricedRow
+from cactus_theory.optimum.band_row import PricedBand, PricedRow
 from tests.amounts import amount, some
 from tests.verify.blocks import LAST_COIN, decided
 

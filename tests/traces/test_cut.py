@@ -7,8 +7,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.traces import Cycle, Trace, replay, save_trace
-from cactus_theory.traces._shard import from_bytes, pack, to_bytes
 from cactus_theory.traces.cells import ALONE, REST, cut_row, merged
+from cactus_theory.traces.shard import from_bytes, pack, to_bytes
 from tests.amounts import amount, some
 
 tensor_files = pytest.importorskip("safetensors.torch")

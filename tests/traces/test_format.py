@@ -13,8 +13,8 @@ import torch
 import cactus_theory as ct
 from cactus_theory.emitted import raised_off_head
 from cactus_theory.traces import Cycle, Trace, save_trace
-from cactus_theory.traces._shard import from_bytes, pack, to_bytes
 from cactus_theory.traces.folder import MANIFEST, UNFINISHED
+from cactus_theory.traces.shard import from_bytes, pack, to_bytes
 from tests.amounts import amount
 from tests.traces.conftest import VOCAB
 

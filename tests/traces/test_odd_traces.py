@@ -107,7 +107,7 @@ def test_more_draft_rows_than_the_targets_are_not_spread(tmp_path, monkeypatch):
         return {"draft_columns": torch.tensor([0], dtype=torch.int32), "draft_log_probs": rows}
 
     trace = changed(saved(tmp_path, texts()), change)
-    monkeypatch.setattr("cactus_theory.traces._shard._spread", lambda *_: pytest.fail("spread"))
+    monkeypatch.setattr("cactus_theory.traces.shard._spread", lambda *_: pytest.fail("spread"))
     with pytest.raises(ValueError, match="draft_log_probs"):
         list(trace)
 

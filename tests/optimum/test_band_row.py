@@ -15,16 +15,16 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.divergences import list_divergences
-from cactus_theory.optimum.bands import Bands
-from cactus_theory.optimum.boxes import FREE
-from cactus_theory.optimum.rows import (
+from cactus_theory.optimum.band_row import (
     CURVES,
     BudgetRow,
     PricedBand,
     PricedRow,
     curve_of,
 )
-from cactus_theory.optimum.rows import loops as compiled_loops
+from cactus_theory.optimum.band_row import loops as compiled_loops
+from cactus_theory.optimum.bands import Bands
+from cactus_theory.optimum.boxes import FREE
 from tests.amounts import amount
 from tests.rows import pair
 
