@@ -2,8 +2,8 @@
 
 :mod:`cactus_theory.optimum.band_row` defines A, U, P and a row's units, and loads all files of
 compiled loops when the first row is solved. Sums are float64 whatever the rows' dtype, and most
-passes need no memory. Loops whose terms are sums, products, quotients and ``log_of`` are vectorised, several
-tokens at once; math.log takes one token at a time.
+passes need no memory. Loops whose terms are sums, products, quotients and ``log_of`` are
+vectorised, several tokens at once; math.log takes one token at a time.
 """
 
 import math
