@@ -45,7 +45,7 @@ class Path:
     cut = False
     accepted = 0
     last = NO_TOKEN
-    walk: "Walk"
+    round: Nodes  # not the Walk, which holds this path: a cycle would keep the rows of a round
     low: list[float]  # bounds on h_n/p_n, or φ
     high: list[float]
     scale: float | None = None  # s of the residual (s q − p)₊ after a rejected token, if known
@@ -67,7 +67,7 @@ class Path:
         """Return the node before the token at ``place``, or the node at the end."""
         if place not in self.made:
             alive = self.alive[place] if place < len(self.alive) else 1.0
-            self.made[place] = self.walk.at(self.row, self.places[place], alive)
+            self.made[place] = self.round.at(self.row, self.places[place], alive)
         return self.made[place]
 
     @property
@@ -148,20 +148,21 @@ class Path:
         return self.coins[place - 1] < mass / (mass + missing)
 
 
-class Walk(Nodes):
+class Walk:
     """The paths of a round, with their nodes and the drafted tokens' entries of q and p."""
 
     def __init__(
         self, verifier: Any, assigned: Assignment, q: Float[Tensor, "texts nodes vocab"],
         draft: Draft, paths: Sequence[Path], index: Index,
     ) -> None:  # fmt: skip
-        super().__init__(verifier, assigned, q, draft)
+        self.nodes = nodes = Nodes(verifier, assigned, q, draft)
+        self.assigned, self.draft, self.p = nodes.assigned, draft, nodes.p
         self.paths, self.index = paths, index
-        q_n = _entries(self.q, index)
+        q_n = _entries(nodes.q, index)
         p_n = np.ones_like(q_n) if self.p is None else _entries(self.p, index)
         self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
         for path in paths:
-            path.walk = self
+            path.round = nodes
         if math.isnan(np.vdot(q_n, p_n)):
             for path, lawless in zip(paths, np.isnan(q_n + p_n), strict=True):
                 if lawless[: path.count].any():
@@ -223,7 +224,7 @@ class Walk(Nodes):
         if low is high:
             return low, low
         # a row's sum may miss 1 and move a bound by as much, so the policy decides close calls
-        low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.rows.dtype])
+        low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.nodes.rows.dtype])
         return low, torch.full_like(low, math.inf)
 
     def backwards(self) -> None:
@@ -238,9 +239,9 @@ class Walk(Nodes):
         counts, raised = [path.count for path in self.paths], None
         if self.p is None:
             draft = replace(self.draft, counts=counts)
-            raised = raised_entries(self.assigned, self.rows, draft)
+            raised = raised_entries(self.assigned, self.nodes.rows, draft)
         if raised is not None:
-            self.raised = raised.tolist()
+            self.nodes.raised = raised.tolist()
             bounds = [[torch.where(raised.isnan(), of, raised) for of in own] for own in bounds]
         self.bound(bounds)
         if self.draft.sampled is not None:
@@ -278,7 +279,7 @@ class Walk(Nodes):
             fixed, policy = self.draft.fixed[at[0]][at[1]], self.assigned.policy(*at)
             if not fixed or policy.highest <= 1:
                 continue
-            if self.at(*at).solved is None:  # P is not known here yet, so no bound is
+            if self.nodes.at(*at).solved is None:  # P is not known here yet, so no bound is
                 path.low[place], path.high[place] = 0.0, math.inf
             elif token in fixed:
                 most = policy.highest * q_n[place]
