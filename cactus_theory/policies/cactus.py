@@ -45,7 +45,7 @@ class Cactus(PerProposal):
 
     @property
     def declares(self) -> Declaration:
-        """Return: KL of every proposal within delta, which does not always hold."""
+        """Return: KL of every proposal within delta; this does not always hold."""
         budget = Budget("kl", self.delta, "per proposal")
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
 
