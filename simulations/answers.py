@@ -8,10 +8,10 @@ depend on its prompt and number alone. ``by_prompt.csv`` has the sums of each po
 * ± is the jackknife's standard error over prompts.
 * ``over_lossless`` and ``over_first`` are ratios to lossless decoding and to the first policy,
   paired by prompt, of tokens a call and of calls an answer.
-* Rows of ``complete`` count the prompts alone whose answers ended by themselves under every policy;
-  further rows count the prompts of one category, if prompts have the column ``category``.
-* Scores of 0 and 1 of one answer a prompt are compared with lossless decoding's by McNemar's exact
-  test; ``p_of_all`` is corrected by Holm for all policies.
+* The rows named ``complete`` count only prompts whose answers all ended by themselves, under every
+  policy. Further rows count the prompts of one category, if prompts have the column ``category``.
+* Scores of 0 and 1, of one answer per prompt, are compared with the scores of lossless decoding by
+  McNemar's exact test. ``p_of_all`` is corrected by Holm for all policies.
 
 Seconds are not measured: a policy takes its calls times the seconds of a call.
 """
@@ -241,7 +241,10 @@ def _rows(every: dict[str, np.ndarray], among: np.ndarray, which: str) -> list[R
 
 
 def _tested(gap: np.ndarray, answers: np.ndarray) -> Row:
-    """Return McNemar's test of scores of 0 and 1; nothing for other scores, or several answers."""
+    """Return McNemar's test of scores of 0 and 1.
+
+    The fields are empty for other scores, or if a prompt has several answers.
+    """
     row: Row = dict.fromkeys(("right_alone", "lossless_right_alone", "p", "p_of_all"))
     if (answers == 1).all() and np.isin(gap, (-1, 0, 1)).all():
         better, worse = int((gap > 0).sum()), int((gap < 0).sum())

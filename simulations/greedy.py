@@ -96,9 +96,11 @@ def mars(at: Places, ratio: float, _: Any = None) -> np.ndarray:
 
 
 def asd(most: float, budget: float = math.inf) -> Callable[..., np.ndarray]:
-    """Return ASD's rule: the longest prefix with ρ_i ≤ g (K − i), i from 0, and ≤ m mismatches.
+    """Return the rule of ASD (arXiv 2608.03447): accept the longest prefix within its limits.
 
-    The knob is g. Over all rounds of a text, Σ ρ also stays within the budget.
+    Token i, counted from 0, may have a regret ρ_i of at most g (K − i), where g is the knob. At
+    most ``most`` tokens may have a regret above 0. Over all rounds of a text, Σ ρ stays within
+    ``budget``.
     """
 
     def kept(at: Places, gate: float, text: np.ndarray) -> np.ndarray:

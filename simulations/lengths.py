@@ -139,10 +139,10 @@ def _ends(laws: Sequence[Node], ends: Sequence[int]) -> np.ndarray:
 def expected_calls(chances: Sequence[float], width: int) -> float:
     """Return the mean number of target calls of a chain, given the text that the chain emits.
 
-    ``chances`` are the probabilities that each token of the text is an accepted drafted token, if
-    its place has a draft; given the text, these events are independent. A call drafts ``width``
-    tokens and adds one token. The recursion goes along the text with the law of the number of
-    tokens accepted so far in the current call.
+    ``chances[i]`` is the probability that token i of the text is an accepted drafted token, if a
+    token was drafted at its place. Given the text, these events are independent. A call drafts
+    ``width`` tokens and adds one token. The recursion runs over the tokens of the text, and updates
+    the distribution of the number of tokens accepted so far in the current call.
     """
     calls, within = 0.0, np.eye(width + 1)[0]  # within[i]: i tokens accepted so far in this call
     for chance in chances:

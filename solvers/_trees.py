@@ -129,11 +129,11 @@ class TreeProgram(Attempted[Solution]):
 
     A subclass has these methods:
 
-    * ``built(scale)`` returns the problem in one scaling, its flow, and further variables and
-      constraints whose values the answer needs;
+    * ``built(scale)`` returns the problem for one scaling, its :class:`Flow`, and further variables
+      and constraints, whose values ``answered`` reads;
     * ``answered(rows, flow, more, labels)`` returns the answer for rows (S, nodes, V);
-    * ``excess(answer)`` is by how much the answer exceeds the budget;
-    * ``size(answer)`` is the answer's g (S, nodes, V).
+    * ``excess(answer)`` returns by how much the answer exceeds the budget;
+    * ``size(answer)`` returns g (S, nodes, V) of an answer, the scale of the next attempt.
     """
 
     promise = f"the rows must keep their budget within {FEASIBILITY:g} and meet their dual bound"

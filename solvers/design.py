@@ -80,7 +80,9 @@ class DesignedRow:
 
 @dataclass(frozen=True)
 class Design:
-    """A target row, a draft row and constraints; each method returns a design with one more.
+    """A target row, a draft row and constraints on h, the row to verify against.
+
+    Each method that adds a constraint returns a new design. ``solve`` returns the designed row.
 
     Parameters
     ----------
@@ -286,15 +288,15 @@ class Program(Attempted[Attempt]):
         return unproven(answer.status, answer.value, answer.bound)
 
     def rescaled(self, answer: Attempt | None, scale: np.ndarray) -> np.ndarray:
-        """Return the next scale: the attempt's row, or without a row half way to the target."""
+        """Return the next scale: the attempt's row, or if there is none, half way to the target."""
         q = self.q[self.q > 0]
         guess = np.sqrt(scale * q) if answer is None or answer.h is None else answer.h
         return np.maximum(guess, SMALLEST_SCALE * q)
 
     def conflict(self) -> list[str]:
-        """Return constraints in conflict, of which none can be left out.
+        """Return constraints in conflict; without any one of them, the others can be met.
 
-        Each constraint in turn is dropped if the others are still infeasible without it.
+        Each constraint in turn is dropped if the remaining ones are infeasible without it.
         """
         left = list(self.constraints)
         for each in self.constraints:

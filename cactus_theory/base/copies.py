@@ -90,7 +90,11 @@ def called(policy: Any) -> str:
 
 
 def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Tensor:
-    """Return rows of a rule; ValueError by its name for a ``judged`` row without finite mass."""
+    """Return the rows that a rule gave, if the sum of each is positive and finite.
+
+    Raises ValueError, with the rule's ``name``, if a row has another sum and ``judged`` is true for
+    the row. Rows on CUDA are not checked.
+    """
     if not isinstance(rows, Tensor):
         raise ValueError(f"{name}: must return rows of probabilities; got {rows!r:.80}")
     total = rows.sum(-1)
@@ -104,7 +108,7 @@ def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Te
 
 
 def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
-    """Return a rule's acceptance; ValueError by its name for NaN where ``judged``."""
+    """Return a rule's acceptance; ValueError with the rule's ``name`` for NaN where ``judged``."""
     if not answer.is_cuda and bool((answer.isnan() & judged).any()):
         raise ValueError(f"{name}: must return numbers; got nan")
     return answer

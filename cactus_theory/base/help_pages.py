@@ -14,7 +14,7 @@ EXAMPLE_WIDTH = 74  # columns, of 80
 
 
 class _Commands(argparse._SubParsersAction):
-    """Declare flags of the chosen command only, as other commands may need packages that lack."""
+    """Declare only the chosen command's flags, as others may need packages that are missing."""
 
     undeclared: dict[str, Callable[[str, Parser], None]]
 
@@ -27,7 +27,7 @@ class _Commands(argparse._SubParsersAction):
 def add_commands(
     parser: Parser, groups: Groups, declare: Callable[[str, Parser], None], metavar: str
 ) -> None:
-    """Add the commands; ``args`` then has the chosen one under ``metavar`` in lower case.
+    """Add the commands; parsed ``args`` have the chosen command as ``metavar`` in lower case.
 
     ``declare`` is called with the chosen command's name and parser, and adds the flags.
     """
@@ -49,7 +49,7 @@ def add_commands(
 
 
 def _in_lines(command: str) -> str:
-    """Return a command as a shell reads it, broken before flags if it is long."""
+    """Return a command for a shell, broken into lines before its flags if it is long."""
     whole = re.sub(" (?!--)", "\xa0", command)
     lines = textwrap.wrap(whole, EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
     return " \\\n    ".join(lines).replace("\xa0", " ")

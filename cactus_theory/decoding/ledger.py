@@ -48,7 +48,9 @@ class Account:
 
 
 class Ledger(Schedule):
-    r"""Follow a policy under a hard cap on the nats per token of every answer, else be lossless.
+    r"""Follow a policy under a hard cap on the nats per token of every answer.
+
+    Where the policy would exceed the cap, decode losslessly.
 
     Guarantee: for every answer and every t, the meter's charge for the first t tokens is at most
     ``cap · t + burst`` nats, of KL or, for a policy of temperature 0, of regret. So the cap holds
@@ -59,17 +61,18 @@ class Ledger(Schedule):
     Why (the proof is THEORY.md, Theorem 17): the charge of a row under a policy is known before
     the row's token is judged. A row gets a policy only if the answer stays within the cap after
     the policy's charge. ``speculative``, or strict greedy decoding at temperature 0, is charged 0
-    and so always fits. Tokens that were not drafted are charged under a tilt only.
+    and so always fits. Tokens that were not drafted are charged only under a tilt or ``truncated``.
 
-    A policy with a price is also tried at higher prices, up to 8 times the policy's price. Prices
-    rise as the credit falls: the first price tried at a row is the policy's price times √(4/c),
-    rounded up to the ladder, where c is the credit in tokens, (cap · t + burst − spent)/cap. The
-    rule is a heuristic: a steady price buys more tokens than spending the whole credit at once,
-    and the policy's price need not be tuned to the cap. A policy without a price is followed
-    where its charge fits.
-    Along a deterministic draft in a block, ``regret`` keeps the n tokens that maximise n − ν Σ ρ
-    among the n whose charges fit, with ν raised in the same way (THEORY.md, Theorem 30). A token
-    that pays only together with a later token that does not fit is not kept.
+    A policy with a price is also tried at higher prices, up to 8 times the policy's price (the
+    *ladder*). Prices rise as the credit falls. The credit in tokens is c = (cap · t + burst −
+    spent)/cap. The first price tried at a row is the policy's price times √(4/c), rounded up to the
+    next price of the ladder. The rule is a heuristic: a steady price buys more tokens than spending
+    the whole credit at once, and the policy's price need not be tuned to the cap. A policy without
+    a price is followed where its charge fits.
+    Along a deterministic draft in a block, ``regret`` keeps the first n tokens, where n maximises
+    n − ν Σ ρ among the numbers n whose charges fit. ρ is a token's regret, and ν is the policy's
+    price, raised in the same way (THEORY.md, Theorem 30). A token that pays only together with a
+    later token that does not fit is not kept.
 
     Parameters
     ----------

@@ -112,9 +112,10 @@ def more_draws(
     draft_lengths: Sequence[int],
     draws: Callable[[int], int],
 ) -> Float[Tensor, "batch *draws"]:
-    """Return ``draw`` with the further columns that a verifier needs, from the texts' streams.
+    """Return ``draw`` with further columns: the other random numbers that a verifier needs.
 
-    ``draws`` returns the number of columns for a number of drafted tokens.
+    These are taken from each text's own random stream. ``draws`` returns the number of columns for
+    a number of drafted tokens.
     """
     counts = [draws(length) - 1 for length in draft_lengths]
     if not any(counts):

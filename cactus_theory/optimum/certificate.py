@@ -117,7 +117,7 @@ class Geometry:
                 rows[ends] = end[ends]
 
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
-        """Return the generator's divergence of rows h from q, and D(h‖q)."""
+        """Return the f-divergence of rows h from q with the generator f, and D(h‖q)."""
         if self.inside is None and len(rows):
             cost = _sum_of(self.q, self.generator.centred(rows / self.q))
             generated = cost.clamp_(min=0.0)  # a rounded sum may be negative
@@ -126,7 +126,7 @@ class Geometry:
         return generated, self.divergence.from_generator(generated)
 
     def spent(self, upper: PerRow, generated: PerRow) -> PerRow:
-        """Return D(h‖q) of bands from their divergence ``generated`` by the generator."""
+        """Return D(h‖q) of bands, given ``generated``, their f-divergence with the generator f."""
         return self.divergence.from_generator(generated)
 
     def slope(self, lower: PerRow, upper: PerRow) -> PerRow:

@@ -27,8 +27,9 @@ Places = Int[Tensor, "rows"]
 class Edges:
     """The edges a ≤ b of the bands of R rows, and which rows are lossless or whole.
 
-    ``lower``, ``upper`` are a and b; ``leaked`` is the mass that h has where q = 0. ``lossless``
-    means h = q, ``slack`` the end of the path, ``whole`` an end with h = p.
+    ``lower`` and ``upper`` are a and b. ``leaked`` is the mass that h has where q = 0.
+    ``lossless``: h = q. ``slack``: the band is at the end of the path with the smallest ε, where
+    the limit does not bind. ``whole``: the band is at such an end, and h = p.
     """
 
     lower: PerRow

@@ -155,7 +155,8 @@ class Policy(ABC):
     def undrafted(self, q: Rows) -> Rows:
         """Return the row that a token is drawn from where nothing was drafted: q by default.
 
-        This is a bonus token, or a token of a round without a draft, and charged like any token.
+        Such a token is a bonus token, or the token of a round without a draft. It is charged like
+        any other token.
         """
         return q
 
@@ -191,17 +192,19 @@ class Policy(ABC):
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return lower and upper bounds on φ(n), from entries q_n, p_n of drafted tokens.
 
-        Entries are float64. Where φ is exact, one tensor is returned twice. For a policy with a row
-        h the bounds are on h_n/p_n, at the nodes of blocks, too; 1 may stand for any ratio above 1.
+        Entries are float64. Where φ is known exactly, both bounds are the same tensor. For a
+        policy with a row h the bounds are on h_n/p_n, also at the nodes of blocks. A bound of 1 may
+        be returned for any ratio above 1.
         """
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return a solver of h at a node that is reached with P, on a CPU; None if there is none.
+        """Return an object that computes h at one node on a CPU; None if the policy has none.
 
-        The solver reads rows (V,) only as far as a coin needs. They are of one precision; p is the
-        draft's row, or the selection law of several tokens drafted at the node. For None the
-        verifier calls :meth:`target`, or φ and g.
+        The object reads the rows (V,) only as far as the decision of one coin (a uniform random
+        number) requires. Both rows have the same precision. p is the draft's row, or the selection
+        law of several tokens drafted at the node. ``alive`` is the alive ratio P of the node. If
+        the result is None, the verifier calls :meth:`target`, or else the methods for φ and g.
         """
         return None
 

@@ -236,8 +236,9 @@ def _engines(path: str | Path) -> dict[Labels, Counters]:
 class Compared:
     """Result of comparing an observation with an expectation.
 
-    ``gaps`` has a dictionary with the keys GAP for each position that enough rounds reached;
-    ``errors`` is the difference in standard errors, and ``off`` whether it is too large.
+    ``gaps`` has a dictionary, with the keys of GAP, for each position that enough rounds reached.
+    Its entry ``errors`` is the difference in standard errors, its entry ``off`` whether this
+    difference is too large.
     """
 
     gaps: Sequence[dict[str, Any]]
@@ -257,7 +258,7 @@ def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
 
     Each position is tested among the rounds that accept the position before, because a fault at an
     early position lowers all later counts; shares in ``gaps`` are of the rounds that reach the
-    position. False alarms: over all positions together, a healthy engine raises an alarm with a
+    position. False alarms: over all positions together, a correct engine raises an alarm with a
     probability of at most about 1 − QUIET (2 %). If the observation leaves open whether places
     behind ends are counted, or whether drafts are cut at ends, both cases are tried.
 

@@ -144,9 +144,9 @@ def wilson(
 ) -> tuple[float, float]:
     """Return Wilson's interval of a mean that lies in [low, low + span].
 
-    ``width`` is half the interval in standard errors. The number of trials is that with which a
-    share has this ``error``, or ``texts`` for a mean at an end of its range. The whole range is
-    returned if a number is not finite.
+    ``width`` is half the interval in standard errors. The number of trials is chosen so that a
+    share of this ``value`` has the standard error ``error``. For a mean at an end of its range it
+    is ``texts``. The whole range is returned if a number is not finite.
     """
     rate, spread = (value - low) / span, error / span
     if not np.isfinite([rate, spread]).all():

@@ -57,14 +57,14 @@ def log_trace(
     cut: bool = False,
     on_text: OnText | None = None,
 ) -> Trace:
-    """Decode prompts with a draft, and log all rows of every round, also those after a rejection.
+    """Decode prompts with a draft, and log all rows of every round, also rows after a rejection.
 
     By default the decode is lossless: policy ``speculative``, verifier ``chain``. At temperature 0
     the policy is ``regret:price=inf``, which is strict greedy decoding, and the target's rows are
     logged at temperature 1. Every round drafts ``num_draft_tokens`` tokens if the drafter can, also
     the last round of a text. A text's file is written when the text has ended. If a run is killed,
-    a call with equal arguments goes on after the last file, and the trace gets the bytes of a run
-    that was not killed; a call with fewer ``cycles`` finishes the trace earlier.
+    a call with equal arguments goes on after the last file. The trace is then byte for byte the
+    same as without the interruption. A call with fewer ``cycles`` finishes the trace earlier.
 
     Parameters
     ----------
@@ -84,11 +84,11 @@ def log_trace(
     temperature, cuts : temperature and truncation of both models' rows.
     eos_token_ids : tokens that end a text, ``()`` for none; the target's by default.
     seed : text i is decoded with the seed ``seed + i``.
-    policy : policy of the decode, if rounds are to start where this policy's rounds do; at
-        temperature 0 a policy that is charged in regret.
+    policy : policy of the decode, which determines where rounds start. Set it if rounds are to
+        start where those of a given policy do. At temperature 0 it must be charged in regret.
     verifier : verifier of the decode.
     cut : store the likeliest tokens of a row one by one and all others in cells of similar
-        probabilities (MEASURE.md describes the format), in about a twentieth of the size.
+        probabilities (TRACES.md describes the format), in about a twentieth of the size.
     on_text : called with the numbers of cycles and texts so far, at the start and after each text.
 
     Raises

@@ -169,10 +169,11 @@ def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -
 
 
 def _replay_regret(trace: Trace, path: RegretPath, ahead: bool, replay: Replay) -> None:
-    """Add all cycles under a policy of regret, from the regrets of the drafted tokens alone.
+    """Add all cycles of a trace to ``replay``, under a policy of regret.
 
-    These suffice because a token that is not accepted is replaced by its row's argmax, at regret 0.
-    The general code writes whole rows and takes ten times as long or more.
+    Only the regrets of the drafted tokens are read. They suffice because a token that is not
+    accepted is replaced by its row's argmax, at regret 0. The general code writes whole rows and
+    takes ten times as long or more.
     """
     for text, ids, lost, best in trace.losses:
         width = min(ids.shape[1], replay.num_draft_tokens)

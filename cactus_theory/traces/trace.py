@@ -150,7 +150,7 @@ class Trace:
 
     @property
     def prompts(self) -> list[int]:
-        """Return the number of each text's prompt; texts of one prompt are alike."""
+        """Return the index of each text's prompt; texts of the same prompt have the same index."""
         count = self.header.details.get("prompts")
         count = count if isinstance(count, int) and count > 0 else self.texts
         return [text % count for text in range(self.texts)]

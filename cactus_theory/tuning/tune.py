@@ -230,10 +230,11 @@ def _solved(
     metered: tuple[Divergence, str],
     on_step: OnStep,
 ) -> tuple[list[tuple[Family, Replay]], dict[str, float], dict[str, float]]:
-    """Return every family at every K within the limits, with its knob solved.
+    """Return each family at each K, with its knob solved, if divergence and surprise allow it.
 
-    Also returned, by policy: the least divergence if it is above the level at every K, and the
-    least surprise if no setting within the level keeps the limit on surprise.
+    Also returned, by policy: the least divergence of a policy whose divergence is above the budget
+    at every K, and the least surprise of a policy that has settings within the budget, but none
+    within the limit on surprise.
     """
     solved, total = [], len(candidates) * len(widths)
     spent, surprised = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)

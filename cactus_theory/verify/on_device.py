@@ -17,8 +17,8 @@ def block_on_device(
 ) -> Verdict:
     """Return the verdict of drafted paths on a device, by block verification in tensors.
 
-    No value is read on the host, except by policies whose rows are solved there: the root of a
-    band of p/P takes one round trip for each step.
+    The host reads no value from the device, with one exception: the root search of a band of p/P (P
+    is the alive ratio) takes one round trip between host and device for each step.
     """
     ids = draft.token_ids
     walk = Blocks(assigned, target_probs, draft)

@@ -253,7 +253,7 @@ def fastest(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def at(name: str, verifier: str | None) -> str:
-    """Return ``name@verifier``; the usual verifier goes without saying."""
+    """Return ``name@verifier``, or ``name`` alone for the usual verifier and for none."""
     return name if verifier in (None, "", USUAL) else f"{name}@{verifier}"
 
 
@@ -262,5 +262,5 @@ def name(row: Record) -> str:
 
 
 def method(row: Mapping[str, Any]) -> str:
-    """Return a row's method with its knobs, and its verifier unless usual or not said."""
+    """Return a row's method with its knobs, and its verifier if given and not the usual one."""
     return at(":".join(filter(None, [row["method"], row["knob"]])), row.get("verifier"))

@@ -34,9 +34,10 @@ def spread(name: str, values: Values, drawn: Float[np.ndarray, "draws count"]) -
 
 
 def hermite(at: float, x: Values, y: Values, slope: Values, slack: float = 0.0) -> float | None:
-    """Interpolate y with dy/dx = slope at a point, by cubic Hermite; None outside the range of x.
+    """Return y at the point ``at``, by cubic Hermite interpolation; None outside the range of x.
 
-    x rises. A point outside by at most ``slack`` times the range of x counts as inside.
+    ``x`` rises, and ``slope`` is dy/dx at each ``x``. A point that is outside by at most ``slack``
+    times the range of x counts as inside.
     """
     beyond = slack * (x[-1] - x[0]) if len(x) else 0.0
     if len(x) < 2 or not x[0] - beyond <= at <= x[-1] + beyond:

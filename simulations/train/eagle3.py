@@ -59,8 +59,10 @@ def draft_vocabulary(
 def build(target: Any, ids: Int[Tensor, "draft"], reads: Sequence[int], seed: int) -> Eagle3Head:
     """Return a new head that is initialised from the target's last layer.
 
-    The output rows of the tokens ``ids`` are the target's, and the highest of the read states is
-    passed on. Random are the weights for a token's embedding and, scaled by 0.1, for all states.
+    The output rows of the tokens ``ids`` are copied from the target. The head reads the hidden
+    states of the layers ``reads``: the highest layer's state is passed on unchanged, and random
+    weights, scaled by 0.1, are added for all read states. The weights for a token's embedding are
+    random, too.
     """
     config = copy.deepcopy(text_config(target))
     config.num_hidden_layers, config.tie_word_embeddings = 1, False

@@ -20,7 +20,7 @@ JUMP = 1e-2
 
 
 class Behaviour(Seen):
-    """The answers of a policy on rows q and p (R, V); each is computed once and kept.
+    """Results of a policy's methods on rows q and p (R, V); each is computed once and kept.
 
     Attributes
     ----------

@@ -53,14 +53,14 @@ def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> tuple[Tensor,
 
 
 def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
-    """Return all combinations of value numbers 0 … values − 1 at the places, (all, places)."""
+    """Return every combination of ``places`` indices, each from 0 to values − 1, as rows."""
     return torch.cartesian_prod(*[torch.arange(values)] * places).reshape(-1, places)
 
 
 def combined(
     points: Float[Tensor, "N places values"], choices: Int[Tensor, "all places"]
 ) -> Float[Tensor, "N all places"]:
-    """Return the chosen value at each place."""
+    """Return for each combination the points that its indices choose, one at each place."""
     return points[:, torch.arange(points.shape[1]), choices]
 
 
