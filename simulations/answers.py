@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Work(NamedTuple):
-    """What the answers of a process are made with."""
+    """The models, prompts, policies and score of a process that makes answers."""
 
     pair: Pair
     prompts: list[Prompt]
@@ -152,14 +152,14 @@ def _report(args: argparse.Namespace, rows: Sequence[Row], title: str, **notes: 
 
 
 def _word(prompt: Prompt, text: str) -> float:
-    """Return 1 if the word of the column ``answer`` stands in the text by itself, in any case."""
+    """Return 1 if the text contains the column ``answer`` as whole words, in any case."""
     if "answer" not in prompt.columns:
         raise ValueError(f"--score: word needs the column answer; got {[*prompt.columns]}")
     return float(holds(text, str(prompt.columns["answer"]).strip()))
 
 
 def holds(text: str, word: str) -> bool:
-    """Return whether a word, or some, stands in a text by itself, in letters of any case."""
+    """Return whether a text contains one or several given words as whole words, in any case."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
@@ -183,7 +183,7 @@ def _job(asked: bytes, policy: str, group: int) -> Row:
 
 
 def _sums(records: list[Row], count: int) -> np.ndarray:
-    """Return SUMS of each prompt, (prompts, 8); not a number where one is not known."""
+    """Return SUMS of each prompt, (prompts, 8); NaN for unknown values."""
     total = np.zeros((count, len(SUMS)))
     for at, *own in (row for record in records for row in record["rows"]):
         total[at] += np.array(own, dtype=np.float64)
@@ -191,7 +191,7 @@ def _sums(records: list[Row], count: int) -> np.ndarray:
 
 
 def by_prompt(sums: dict[str, np.ndarray], categories: Sequence[str]) -> list[Row]:
-    """Return a row a policy and prompt, with the prompt's category; None for what is not known."""
+    """Return one row per policy and prompt, with the prompt's category; unknown values are None."""
     return [dict(zip(COLUMNS, (policy, prompt, categories[prompt],
                                *(None if math.isnan(one) else float(one) for one in own)),
                      strict=True))
@@ -199,7 +199,7 @@ def by_prompt(sums: dict[str, np.ndarray], categories: Sequence[str]) -> list[Ro
 
 
 def table_of(rows: Sequence[Row]) -> list[Row]:
-    """Return rows of policies: over all prompts, those whose answers all ended, each category."""
+    """Return each policy's rows: for all prompts, for ``complete`` prompts, for each category."""
     sums: dict[str, list[list[float]]] = {}
     for row in rows:
         known = [math.nan if row[name] in ("", None) else float(row[name]) for name in SUMS]

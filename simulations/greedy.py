@@ -79,7 +79,7 @@ def threshold(at: Places, most: float, _: Any = None) -> np.ndarray:
 
 
 def relaxed(at: Places, delta: float, _: Any = None) -> np.ndarray:
-    """Accept the ten likeliest tokens if at most δ below the best (TensorRT-LLM, MAX)."""
+    """Accept one of the ten likeliest tokens if at most δ below the best (TensorRT-LLM, MAX)."""
     near = (at["rank"] <= 10) & (at["chance"] >= at["best"] - delta)
     return prefix(near | (at["regret"] == 0))
 
@@ -235,7 +235,7 @@ def _numbers(q: Tensor, tokens: list[int], levels: Tensor) -> list[list[float]]:
 
 
 def _table(texts: list[Any], width: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield strict decoding's row, then for each rule a row a level and one at the usual knob."""
+    """Yield the row of strict decoding, then each rule's rows: per level, and at the usual knob."""
     sums = {rule.name: _Sums(rule, texts, width) for rule in RULES}
     best, strict = sums[OPTIMUM.name], sums[OPTIMUM.name].at_knob(0)
     about = {"texts": len(texts), "rounds": sum(map(len, texts)), "num_draft_tokens": width}

@@ -1,4 +1,4 @@
-"""How long answers are under a policy's own law, beside lossless ones of the same prompts. Resumes.
+"""Measure lengths of answers under a policy, beside lossless answers to the same prompts. Resumes.
 
 Every token is drawn from the emitted law itself (``simulations/common/walk.py``), without rounds.
 The knobs were solved by ``price-travels`` on rows at temperature 1; the band is also run with the
@@ -105,8 +105,8 @@ def _sums(
 ) -> Row:
     """Return sums over the answers to each prompt: tokens, ends, probabilities, nats, calls.
 
-    For each of ``others``, under its spec, the sum of the probabilities that this policy's law
-    gives to end tokens at the same prefixes.
+    The result also has, for each of ``others`` under its spec, the sum of the probabilities that
+    this policy's emitted law gives to end tokens after the same prefixes.
     """
     sums, ended, foretold = np.zeros((5, texts)), np.zeros(texts), np.zeros((len(others), texts))
     kept: list[list[float]] = [[] for _ in range(texts)]

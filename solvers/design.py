@@ -49,7 +49,7 @@ Tokens = int | Iterable[int]
 class Infeasible(ValueError):
     """No row meets all constraints; ``constraints`` names constraints in conflict.
 
-    None of these can be left out without ending the conflict.
+    Without any one of these constraints, the others can be met.
     """
 
     def __init__(self, constraints: Sequence[str]) -> None:

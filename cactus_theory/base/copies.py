@@ -28,7 +28,7 @@ def is_own(kind: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return copies of tensors and arrays, in lists, tuples and dataclasses, too; else the value.
+    """Return a value with its tensors and arrays copied, also in lists, tuples and dataclasses.
 
     Copies of arrays are read-only.
     """
@@ -137,7 +137,7 @@ def guard(kind: Any) -> None:
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a policy's method: it gets copies of rows, and unlawful answers raise ValueError."""
+    """Wrap a policy's method: it gets copies of rows, and invalid results raise ValueError."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:

@@ -230,8 +230,9 @@ class Ledger(Schedule):
     ) -> tuple[int, Node]:
         """Return the first policy tried whose charge is at most ``allowed``, and the solved node.
 
-        The search starts at a rung that the credit suggests, and climbs. A step skips rungs by a
-        heuristic: a charge falls about as the inverse square of the price, so by STEP² per rung.
+        The search starts at the rung of the ladder that follows from the credit, and climbs. A step
+        skips rungs by a heuristic: a charge falls about as the inverse square of the price, so by
+        STEP² per rung.
         The last rung charges 0. So the search ends, and the cap holds whatever rung was first.
         """
         # rung 0 with a credit of PATIENCE tokens or more

@@ -4,8 +4,8 @@ Given its rows, a round accepts at least i drafted tokens with probability
 :math:`P_i = Π_{j≤i} φ_j` (a chain; ``VerdictLaw.alive`` for any verifier). The expectation is the
 mean over rounds with a draft: :math:`m_i = E[P_i]` is what an engine counts as accepted at position
 i over drafts, and :math:`1 + Σ_i m_i` is tokens per target call. The product of mean φ_j differs
-from :math:`m_i`, because rows of one round are alike. Places behind an end of text are not reached,
-unless the engine counts them.
+from :math:`m_i`, because the rows of one round are not independent. Places behind an
+end of text are not reached, unless the engine counts them.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class LoggedRounds:
     left : (R,) number of drafted tokens that fit into the text's ``max_new_tokens``, at most K.
     alive : (R, K + 1) probability that at least i drafted tokens are accepted.
     going : (R, K + 1) whether none of the first i drafted tokens ends the text.
-    prompts : (T,) number of each text's prompt.
+    prompts : (T,) index of each text's prompt.
     source : fingerprint of the trace.
     """
 
@@ -66,8 +66,8 @@ class Expectation:
     tokens_per_call : estimate of emitted tokens per target call, one of which is not drafted.
     mass : three arrays by position: expected number of rounds that accept the position before, that
         go on from there, and that reach the position.
-    strata : number of each text's prompt if every prompt has two texts or more; standard errors are
-        then for these prompts. Otherwise 0; standard errors are then for prompts like these.
+    strata : index of each text's prompt if every prompt has two texts or more; standard errors then
+        hold for these prompts. Otherwise 0; standard errors then hold for prompts drawn like these.
     freedom : degrees of freedom of the standard errors.
     """
 

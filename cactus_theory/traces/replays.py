@@ -155,9 +155,9 @@ def replay_widths(
 
 
 def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -> dict[str, Tensor]:
-    """Return by name what a token that was not drafted is charged after i accepted ones, (B, K+1).
+    """Return by spec the charge of an undrafted token after i accepted tokens, (B, K + 1).
 
-    Only the entries at the ends of drafts of ``widths`` tokens are computed, others are 0.
+    Only the entries at the ends of drafts of ``widths`` tokens are computed; the others are 0.
     """
     ends = sorted({min(width, q.shape[1] - 1) for width in widths})
     own = q[:, ends].flatten(0, 1)

@@ -31,8 +31,8 @@ USUAL = "chain"
 class Config(Setting):
     """A line of a table: a setting, and how many texts are decoded at once.
 
-    Its policy is a spec, or the name of a baseline, to which ``verifier`` means nothing; K is 0
-    for those without a draft.
+    The policy is a spec, or the name of a baseline, for which ``verifier`` is not used. K is 0 for
+    baselines without a draft.
     """
 
     batch: int = 1
@@ -74,10 +74,10 @@ def configs(
     batches: Sequence[int],
     verifiers: Sequence[str] = (USUAL,),
 ) -> list[Config]:
-    """Return every line: baselines, and policies by each verifier that can follow them.
+    """Return every line: baselines, and each policy under each verifier that can follow it.
 
-    Raises ValueError for a baseline,
-    policy or verifier that is unknown, a policy that no verifier can follow, K or batch below 1.
+    Raises ValueError for an unknown baseline, policy or verifier, for a policy that no verifier can
+    follow, and for a K or a batch below 1.
     """
     for name, values in (("num-draft-tokens", widths), ("batch", batches)):
         for value in values:
@@ -101,9 +101,10 @@ def configs(
 
 @dataclass(frozen=True)
 class Runs:
-    """The records of one line: of metered repeats, and of timed ones (each the other if none).
+    """The records of one line: those of metered repeats, and those of timed repeats.
 
-    ``all`` are those of every repeat, each over all prompts in order.
+    If there are no metered repeats, the timed repeats take their place, and vice versa. ``all`` has
+    the records of every repeat, each over all prompts in order.
     """
 
     metered: list[Record]
@@ -148,11 +149,11 @@ def total(records: Sequence[Record], name: str) -> Any:
 
 @dataclass(frozen=True)
 class Grid:
-    """Every line on every prompt, again and again.
+    """Decodes of every line on every prompt, repeated.
 
-    Lines are a :class:`Config` each, or what has its ``batch`` and ``key``; ``repeats`` are timed,
-    the ``metered`` ones before them are not; ``seed`` is of the order of the decodes;
-    of every kept record the AMOUNTS must be above 0.
+    A line is a :class:`Config`, or another object with ``batch`` and ``key``. There are ``metered``
+    repeats, which are not timed, and then ``repeats`` timed repeats. ``seed`` determines the order
+    of the decodes. In every kept record the AMOUNTS must be above 0.
     """
 
     lines: Sequence[Any]
@@ -179,10 +180,11 @@ class Grid:
     def fill(
         self, record: Callable[[Job], Record], journal: Journal | None = None
     ) -> dict[str, Record]:
-        """Make what the journal lacks, all without one; return every record by its job's key.
+        """Run the jobs that the journal lacks, or all jobs without one; return all records by key.
 
-        A first call allocates: a line whose next decode is timed though it would be its first, as
-        its metered repeats are there already, is decoded once before, for nothing.
+        The first decode of a line allocates memory, so it must not be timed. If the metered repeats
+        of a line are in the journal already, the line is decoded once before its timed repeats, and
+        the result of this decode is dropped.
         """
         results: dict[str, Record] = {} if journal is None else journal.results
         if journal is not None:
@@ -216,9 +218,9 @@ class Grid:
 
 
 def checked_policy(spec: str, ends: Iterable[int] = ()) -> str:
-    """Return the spec as results name it, checked; what is in a file stays ``FILE.py:NAME``.
+    """Return the checked spec, as results name it; a policy in a file stays ``FILE.py:NAME``.
 
-    ``ends`` are the ids that ``eos`` stands for; ValueError where they are not known.
+    ``ends`` are the ids that ``eos`` stands for; ValueError if they are needed and not known.
     """
     policy = read_rule(spec).at_ends(ends)
     return spec if file_of(spec) is not None else policy.spec
@@ -227,7 +229,8 @@ def checked_policy(spec: str, ends: Iterable[int] = ()) -> str:
 def followers(spec: str, names: Sequence[str]) -> list[str]:
     """Return the verifiers that can follow a policy; ValueError if none can.
 
-    Rows by themselves are compared with rows of paths: token by token there are no others.
+    If several are named, a policy with ``per_row`` skips the usual one, token by token, where every
+    row is solved without a path anyway.
     """
     registered, policy = verifiers(), read_rule(spec)
     for name in names:
