@@ -54,7 +54,7 @@ class TunedSetting(Setting):
         return self.keywords
 
     def check_pair(self, target_model: Any, draft_model: Any) -> None:
-        """Raise unless the setting was tuned for these models, as far as the file tells.
+        """Raise an error if the file shows that the setting was tuned for other models.
 
         Raises
         ------

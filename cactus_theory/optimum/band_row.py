@@ -115,7 +115,7 @@ class PricedBand:
 
 
 class NodeRow:
-    """The row h at one node, solved only as far as a coin needs.
+    """The row h at one node, solved only as far as the decision of a coin requires.
 
     This base class is lossless: h = q, reached with P. Subclasses solve a band. Once
     :meth:`upper_exceeds` has solved them, ``scale`` is A and ``upper`` is U: g = P h is p kept

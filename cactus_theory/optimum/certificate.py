@@ -137,7 +137,7 @@ class Geometry:
         return above - f.centred_slope(lower)
 
     def price(self, edges: Edges, spent: PerRow) -> PerRow:
-        """Return dA/dδ at the bands; at h = q the price of the first unit, or 0 if it gains nothing."""
+        """Return dA/dδ at the bands; at h = q that of the first divergence, or 0 without gain."""
         f, kind = self.generator, self.divergence
         price = kind.price_from_generator(1 / self.slope(edges.lower, edges.upper), spent)
         if not bool(edges.lossless.any()):

@@ -1,4 +1,4 @@
-r"""The selection law: one draft row that stands for several drafts at one node.
+r"""The selection law: one row to use as the draft row if a node has several drafts.
 
 S is the set of tokens drafted at a node and f(A) = Pr(S meets A). A rule that chooses one token of
 S has a law p* in the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and every such law belongs to a
@@ -47,7 +47,7 @@ def selection_law(
     *,
     normalise: bool = False,
 ) -> Any:
-    r"""Return p°, the one draft row that stands for all drafts of a node.
+    r"""Return p°, the row to use as the draft row if several tokens are drafted for one position.
 
     ``optimal_acceptance(q, p°)`` is the best acceptance of any policy with these drafts, and its
     gap the proof. :func:`verify_tree` reaches this acceptance for deterministic tokens beside one

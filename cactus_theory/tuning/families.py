@@ -124,7 +124,7 @@ class Family:
 def family_of(
     spec: str | Policy, kind: Divergence, ends: Sequence[Any] = (EOS,), verifier: str = "chain"
 ) -> Family:
-    """Return the family that a spec or a policy stands for.
+    """Return the family of policies that a spec or a policy names.
 
     Knobs to which the spec gives a value are fixed. The free knob is the one that the spec names
     without a value (``band:delta``), otherwise the policy's main knob; for a band ``price``, or
