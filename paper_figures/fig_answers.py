@@ -1,4 +1,4 @@
-"""What each policy gains on whole answers, and in which direction its nats go, with 90 %."""
+"""Tokens a target call over lossless decoding, and surprise, on whole answers; 90 % intervals."""
 
 from . import _style as style
 from ._style import Any, Figure, Path, Row
@@ -12,7 +12,7 @@ PANELS = {
 
 
 def draw(data: Path) -> Figure:
-    """Return the figure from ``answers.csv``: a line a policy, all prompts together."""
+    """Return the figure from ``answers.csv``: one line per policy, all prompts together."""
     rows = [row for row in style.read(data / "answers.csv") if row["which"] == "all"]
     figure, panels = style.panels(len(PANELS), height=0.9 + 0.32 * len(rows))
     for axes, (column, name) in zip(panels, PANELS.items(), strict=True):
