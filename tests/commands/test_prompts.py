@@ -97,8 +97,7 @@ def commands(path: str, folder: Path, target: str, draft: str) -> dict[str, list
         "throughput": ["throughput", *small, str(folder / "throughput"), "--policy",
                        "speculative", "--num-draft-tokens", "1", "--batch", "1", "--repeats", "1",
                        "--metered", "1", "--baselines", "plain"],
-        "answers": ["answers", *small, str(folder / "answers"), "--cycles", "8", "--nats", "0.1",
-                    "--num-draft-tokens", "1", "--policy", "band", "--timings", "1"],
+        "answers": ["answers", *small, str(folder / "answers"), "--num-draft-tokens", "1"],
     }  # fmt: skip
 
 
