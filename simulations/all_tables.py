@@ -76,7 +76,8 @@ ENTRIES = (
     Entry("price_travels_smollm2_skip3=price_travels", FEW_LAWS,
           inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("answers answers_by_prompt=by_prompt", FEW_TEXTS,
-          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/mt_bench_gsm8k.jsonl"),
+          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
+          "{shared}/prompts/mt_bench_gsm8k.jsonl"),
     Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
           "{root}/paper_figures/data/price_travels_stories.csv"),
