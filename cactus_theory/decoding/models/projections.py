@@ -27,9 +27,10 @@ HALF_UP_TO = 2**24
 # half precision and for single precision
 HALVES, PACKED_ROWS, ORDERED_ROWS = (torch.bfloat16, torch.float16), 4, 16
 # most rows for which single-precision weights as stored are as fast as in oneDNN's order. Times in
-# ms of all projections of 135 M parameters on one thread, as stored and in oneDNN's order: 60 and
-# 71 for 1 row, 69 and 75 for 3, 120 and 71 for 4, 174 and 85 for 9, 271 and 214 for 64
-FEW_ROWS = 3
+# ms of all projections of 135 M parameters on one thread, as stored and in oneDNN's order: on a
+# Xeon with AVX-512 60 and 71 for 1 row, 69 and 75 for 3, 120 and 71 for 4, 174 and 85 for 9; on an
+# EPYC with AVX2 alone 42 and 42 for 1 row, 78 and 46 for 2, 103 and 50 for 3, 80 and 55 for 4
+FEW_ROWS = 0 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 3
 # largest relative error in the self-check of a kernel: sums of some hundred float32 products
 KERNEL_ERROR = 1e-4
 # module → the state of its weights, and the object made of them
@@ -85,7 +86,7 @@ class Linear:
 class Ordered:
     """A linear module with an additional copy of single-precision weights in oneDNN's order.
 
-    From four rows on, each call of ``F.linear`` would order the weights anew.
+    From FEW_ROWS + 1 rows on, ``F.linear`` takes longer: it orders the weights anew in each call.
     """
 
     def __init__(self, module: Any) -> None:
