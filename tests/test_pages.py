@@ -1,4 +1,4 @@
-"""Every block of the pages runs as printed; words and lengths are those of plain pages.
+"""Every block of the pages runs as printed; links lead somewhere, flags exist.
 
 In a page ``python`` blocks share one namespace and print their comments that begin a line, ``sh``
 blocks run line by line, and a ``text`` block right after one says what it prints: ``…`` stands for
@@ -42,6 +42,7 @@ PROGRAMS: dict[tuple[str, ...], Callable[[list[str]], int]] = {
 # what a text block of RUN begins with that nothing runs, and why
 NOT_RUN = {
     "make smollm": "fetches a model",
+    "@software": "BibTeX",
     "from speculators": "run by make speculators-test",
     "python -m simulations train-head": "trains for hours",
     "make demo": "sets a virtual environment up",
