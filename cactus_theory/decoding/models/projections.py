@@ -29,8 +29,8 @@ HALVES, PACKED_ROWS, ORDERED_ROWS = (torch.bfloat16, torch.float16), 4, 16
 # most rows for which single-precision weights as stored are as fast as in oneDNN's order. Times in
 # ms of all projections of 135 M parameters on one thread, as stored and in oneDNN's order: on a
 # Xeon with AVX-512 60 and 71 for 1 row, 69 and 75 for 3, 120 and 71 for 4, 174 and 85 for 9; on an
-# EPYC with AVX2 alone 42 and 42 for 1 row, 78 and 46 for 2, 103 and 50 for 3, 80 and 55 for 4
-FEW_ROWS = 0 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 3
+# EPYC with AVX2 alone 46 and 49 for 1 row, 78 and 46 for 2, 103 and 50 for 3, 80 and 55 for 4
+FEW_ROWS = 1 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 3
 # largest relative error in the self-check of a kernel: sums of some hundred float32 products
 KERNEL_ERROR = 1e-4
 # module → the state of its weights, and the object made of them
