@@ -8,6 +8,7 @@ import pytest
 
 from simulations.__main__ import main
 from simulations.answers import SUMS, by_prompt, holds, table_of
+from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
 from tests.amounts import thorough
 
@@ -55,6 +56,17 @@ def test_a_policy_that_is_lossless_has_the_same_answers(tmp_path) -> None:
     table, _ = read_csv(tmp_path / "0/answers.csv")
     assert [row["policy"] for row in table] == ["regret:price=inf", "regret:price=0.5"]
     assert {row["surprise"] for row in table} == {""}
+
+
+def test_the_committed_table_is_made_from_the_committed_sums(tmp_path) -> None:
+    made = DATA / "answers_by_prompt.csv"
+    assert asked(tmp_path, "--sums", str(made)) == 0 and (tmp_path / "answers.png").is_file()
+    again, whole = (read_csv(folder / "answers.csv")[0] for folder in (tmp_path, DATA))
+    assert [row["which"] for row in again] == [row["which"] for row in whole]
+    # sums are written with 12 digits
+    assert [numbers(row) for row in again] == [
+        pytest.approx(numbers(row), rel=1e-9, abs=1e-10, nan_ok=True) for row in whole
+    ]
 
 
 # the first answer that is scored kills its process
