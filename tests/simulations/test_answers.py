@@ -58,6 +58,24 @@ def test_a_policy_that_is_lossless_has_the_same_answers(tmp_path) -> None:
     assert {row["surprise"] for row in table} == {""}
 
 
+def test_scores_of_single_answers_are_tested_by_mcnemar_and_holm() -> None:
+    lossless = np.ones((40, len(SUMS)))
+    lossless[:, SUMS.index("score")] = [1] * 2 + [0] * 10 + [1] * 28
+    better, same = lossless.copy(), lossless.copy()
+    better[:12, SUMS.index("score")] = [0] * 2 + [1] * 10
+    sums = {"speculative": lossless, "better": better, "same": same}
+    _, other, equal = table_of(by_prompt(sums, [""] * 40))
+    assert (other["right_alone"], other["lossless_right_alone"]) == (10, 2)
+    # by hand: 2 (1 + 12 + 66)/4096, and twice it among two policies
+    assert other["p"] == pytest.approx(158 / 4096)
+    assert other["p_of_all"] == pytest.approx(316 / 4096) and (equal["p"], equal["p_of_all"]) == (
+        1,
+        1,
+    )
+    several = {name: own * 2 for name, own in sums.items()}  # two answers a prompt
+    assert {row["p"] for row in table_of(by_prompt(several, [""] * 40))} == {None}
+
+
 def test_the_committed_table_is_made_from_the_committed_sums(tmp_path) -> None:
     made = DATA / "answers_by_prompt.csv"
     assert asked(tmp_path, "--sums", str(made)) == 0 and (tmp_path / "answers.png").is_file()
