@@ -159,6 +159,11 @@ def legend_below(figure: Figure, axes: Axes, across: int = 2) -> None:
     figure.legend(handles, names, ncols=columns, **place)
 
 
+def headline(figure: Figure, text: str) -> None:
+    """Write a finding above all panels."""
+    figure.suptitle(text, x=0.01, ha="left")
+
+
 def save(figure: Figure, name: str, out: Path) -> list[Path]:
     """Save ``name``.pdf and ``name``.png (200 dpi) atomically, without dates.
 

@@ -26,7 +26,7 @@ def draw(data: Path) -> Figure:
 
 def _trade_off(axes: Axes, series: Series) -> None:
     """Draw mean acceptance over mean emitted KL."""
-    axes.set_title("Acceptance bought by emitted KL")
+    axes.set_title("The band accepts most at every KL")
     ticks = (0.003, 0.01, 0.03, 0.1, 0.3, 1)
     style.log_axis(axes.xaxis, ticks, "mean KL(emitted ‖ target) per token, nats")
     axes.set(xlim=(2.5e-3, 2), ylabel="mean acceptance")
@@ -57,7 +57,8 @@ def _compare(axes: Axes, row: Row) -> None:
 
 def _overpaid(axes: Axes, series: Series) -> None:
     """Draw each policy's KL over the least KL at equal acceptance."""
-    axes.set_title("KL overpaid at equal acceptance")
+    most = max(row["kl_ratio"] for row in series["cactus"] if row["kl_ratio"] is not None)
+    axes.set_title(f"Cactus spends up to {most:.1f}× the least KL")
     name = "mean KL, relative to the least possible"
     style.log_axis(axes.yaxis, (1, 1.2, 1.5, 2, 2.5), name, unit="×")
     axes.set(xlabel="mean acceptance", ylim=(0.9, TOP))

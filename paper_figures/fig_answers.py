@@ -6,16 +6,17 @@ from ._style import Any, Figure, Path, Row
 # normal quantile of 90 % in the middle
 SIDE = 1.645
 PANELS = {
-    "over_lossless": "tokens a target call, × lossless",
-    "surprise": "less likely text under the target,\nnats a token",
-}
+    "over_lossless": ("Bands and lenience gain as much", "tokens a target call, × lossless"),
+    "surprise": ("Cactus's texts are least likely",
+                 "less likely text under the target,\nnats a token"),
+}  # fmt: skip
 
 
 def draw(data: Path) -> Figure:
     """Return the figure from ``answers.csv``: one line per policy, all prompts together."""
     rows = [row for row in style.read(data / "answers.csv") if row["which"] == "all"]
-    figure, panels = style.panels(len(PANELS), height=0.9 + 0.32 * len(rows))
-    for axes, (column, name) in zip(panels, PANELS.items(), strict=True):
+    figure, panels = style.panels(len(PANELS), height=1.1 + 0.32 * len(rows))
+    for axes, (column, (title, name)) in zip(panels, PANELS.items(), strict=True):
         neutral = 1.0 if column == "over_lossless" else 0.0
         axes.axvline(neutral, color=style.MUTED, lw=0.8)
         for place, row in enumerate(rows):
@@ -23,7 +24,7 @@ def draw(data: Path) -> Figure:
                 continue
             error = SIDE * (row[f"{column}_se"] or 0.0)
             axes.errorbar([row[column]], [-place], xerr=[error], elinewidth=1.4, **_look(row))
-        axes.set(xlabel=name, ylim=(0.6 - len(rows), 0.6))
+        axes.set(title=title, xlabel=name, ylim=(0.6 - len(rows), 0.6))
         axes.set_yticks([-place for place in range(len(rows))], [_name(row) for row in rows])
         axes.margins(x=0.12)
     if not style.narrow():

@@ -33,8 +33,8 @@ def draw(data: Path) -> Figure:
             if name_of_tree == first:
                 tree.plot(spent, tokens, lw=1.1, **look)
             gaps.plot(spent, gap, lw=0.9, label=name if not number else None, **look)
-    _frame(tree, "tokens per target call", "One random tree, K = 4")
-    _frame(gaps, "below the bound, %", "The gap on three trees")
+    _frame(tree, "tokens per target call", "One tree, K = 4: near the bound")
+    _frame(gaps, "below the bound, %", "Three trees: blocks lose least")
     tree.legend(frameon=False, fontsize=7, loc="upper left")
     style.legend_below(figure, gaps, across=3)
     return figure

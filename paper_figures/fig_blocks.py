@@ -30,6 +30,7 @@ def draw(data: Path) -> Figure:
     bottom, top = zip(*(axes.get_ylim() for axes in panels), strict=True)
     for axes in panels:
         axes.set_ylim(min(bottom), max(top))
+    style.headline(figure, "Whole paths make more tokens per call, the more the longer the draft")
     style.legend_below(figure, panels[0])
     return figure
 

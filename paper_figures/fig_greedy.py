@@ -4,7 +4,7 @@ from . import _style as style
 from ._style import Any, Figure, Path, Row
 
 WIDTH = 5
-PANELS = {"greedy.csv": "drafts of SmolLM2's head", "greedy_ngram.csv": "n-gram drafts"}
+PANELS = {"greedy.csv": "SmolLM2's head drafts, K = 5", "greedy_ngram.csv": "n-grams draft, K = 5"}
 # rule → (name, colour, line, marker of the default knob)
 RULES: dict[str, tuple[str, str, Any, str]] = {
     "regret, block": ("regret in a block (optimum)", style.COLOUR["band_price"], "-", ""),
@@ -33,5 +33,8 @@ def draw(data: Path) -> Figure:
                 axes.plot(*at, marker=marker, color=colour, ms=4.5, ls="")
         axes.set(title=title, xlabel="regret, nats a token", xlim=(0, 0.152))
     panels[0].set_ylabel("tokens a call")
+    style.headline(
+        figure, "Temperature 0: at equal regret the optimum in blocks makes most tokens a call"
+    )
     style.legend_below(figure, panels[0], across=3)
     return figure

@@ -34,7 +34,11 @@ def _answers(axes: Axes, rows: list[Row], books: list[Row]) -> None:
         axes.plot(tokens, median, color=style.COLOUR[colour], ls=":", label="its median")
     last = max(row["tokens"] for row in books)
     axes.plot([0, last], [0, CAP * last], color=style.INK, lw=1, ls="--", label=f"cap, {CAP:g} · t")
-    axes.set(xlabel="tokens t of an answer", ylabel="emitted KL so far, nats", title="One answer")
+    axes.set(
+        xlabel="tokens t of an answer",
+        ylabel="emitted KL so far, nats",
+        title="A ledger keeps every answer below the cap",
+    )
     axes.legend(frameon=False, fontsize=7)
 
 
@@ -49,5 +53,5 @@ def _tokens(axes: Axes, rows: list[Row]) -> None:
             look["mfc"] = style.COLOUR[colour] if verifier == "chain" else "white"
             axes.plot(spent, tokens, label=f"{name}, {verifier}", **look)
     style.log_axis(axes.xaxis, (0.01, 0.03, 0.1), "emitted KL, nats per token")
-    axes.set(ylabel="tokens per target call", title="All answers")
+    axes.set(ylabel="tokens per target call", title="The cap costs few tokens per call")
     axes.legend(frameon=False, fontsize=7)

@@ -27,7 +27,7 @@ def draw(data: Path) -> Figure:
 
 def _per_proposal(axes: Axes, rows: list[Row]) -> None:
     """Draw KL of the drafted token's row over δ against q_n, and mark the maxima."""
-    axes.set(title="Cactus, per proposal", xlim=(0, 1), ylim=(0, 2.2))
+    axes.set(title="A token that Cactus raises costs up to 2δ", xlim=(0, 1), ylim=(0, 2.2))
     axes.set(xlabel="target probability of the drafted token", ylabel="KL(proposal ‖ target) / δ")
     top = [row for row in rows if row["kind"] == "maximum"]
     for shade, place, best in zip(SHADES, PLACES, top, strict=True):
@@ -43,7 +43,7 @@ def _per_proposal(axes: Axes, rows: list[Row]) -> None:
 
 def _emitted(axes: Axes, rows: list[Row]) -> None:
     """Draw KL of the emitted law over δ against δ, for two pairs of rows."""
-    axes.set_title("In the law that is emitted")
+    axes.set_title("What Cactus emits can cost far more")
     style.log_axis(axes.xaxis, (0.001, 0.01, 0.1, 1), "budget δ, nats")
     style.log_axis(axes.yaxis, (0.3, 1, 3, 10, 30, 100), "KL(emitted ‖ target) / δ")
     axes.set_ylim(0.15, 120)

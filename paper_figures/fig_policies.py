@@ -3,6 +3,7 @@
 from . import _style as style
 from ._style import Any, Axes, Figure, Path, Row
 
+TITLES = {"speculative": "lossless", "cactus": "Cactus"}
 Curves = dict[str, dict[float, tuple[float, float, float]]]
 
 
@@ -24,7 +25,7 @@ def _calls(axes: Axes, rows: list[Row]) -> None:
             curves.setdefault(row["policy"].partition(":")[0], {})[row["asked"]] = point
     for name, points in curves.items():
         nats, ratio, error = zip((0.0, 1.0, 0.0), *points.values(), strict=True)
-        options = _look(name) | {"label": name, "elinewidth": 0.6, "lw": 1.4}
+        options = _look(name) | {"label": _name(name), "elinewidth": 0.6, "lw": 1.4}
         axes.errorbar(nats, ratio, error, zorder=4 if name == "band" else 3, **options)
     for row in rows:
         if not row["held"] and row["nats"]:
@@ -73,7 +74,7 @@ def _name(spec: str, between: str = "\n") -> str:
     name, _, knobs = spec.partition(":")
     parts = [knob.partition("=")[::2] for knob in knobs.split(",") if knob]
     shown = [f"{'' if knob == name else knob} {_digits(value)}".strip() for knob, value in parts]
-    return between.join(["lossless" if name == "speculative" else name, *shown])
+    return between.join([TITLES.get(name, name), *shown])
 
 
 def _digits(value: str) -> str:

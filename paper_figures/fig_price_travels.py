@@ -42,7 +42,11 @@ def _knobs(axes: Axes, rows: list[Row]) -> None:
     axes.set_xticks(range(len(LEVELS)), [f"{level:g}" for level in LEVELS])
     style.log_axis(axes.yaxis, (0.01, 0.1, 0.5, 1, 2, 10), "knob ÷ mean of all laws")
     low, high = axes.get_ylim()
-    axes.set(xlabel="nats per token", title="Each law's knob", ylim=(low, 12 * high))
+    axes.set(
+        xlabel="nats per token",
+        title="The band's price travels, δ does not",
+        ylim=(low, 12 * high),
+    )
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")
 
 
@@ -60,5 +64,5 @@ def _elsewhere(axes: Axes, laws: list[Row], rows: list[Row]) -> None:
         axes.errorbar(nats, tokens, error, **options)
     axes.axhline(base, color=style.INK, lw=1, ls=":")
     style.log_axis(axes.xaxis, (0.02, 0.05, 0.1, 0.2), "nats per token, from the target's law")
-    axes.set(ylabel="tokens per call", title="Same nats, spent elsewhere")
+    axes.set(ylabel="tokens per call", title="A colder target buys no tokens")
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")

@@ -29,6 +29,7 @@ def draw(data: Path) -> Figure:
     _curves(facts, style.read(data / "facts.csv"), "chance_change")
     facts.set(title="Facts", xlabel="change of the chance\nof the right word")
     panels[0].set_ylabel("acceptance beyond lossless")
+    style.headline(figure, "At equal nats a slightly colder band keeps more of the person's token")
     style.legend_below(figure, panels[0], across=3)
     return figure
 

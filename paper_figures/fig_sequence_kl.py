@@ -30,8 +30,8 @@ def draw(data: Path) -> Figure:
             where = f"lossless, {'block' if row['verifier'] == 'block' else 'token by token'}"
             style.label(calls, where, (2 * KL_TICKS[-1], row["tokens_per_call"]), style.INK,
                         shift=(0, 5), ha="right", fontsize=7)  # fmt: skip
-    _frame(calls, "tokens per target call", "Whole texts of a tiny pair, exactly")
-    _frame(slack, "expected meter ÷ KL of the text", "The meter bounds that KL")
+    _frame(calls, "tokens per target call", "Whole texts: blocks make more tokens")
+    _frame(slack, "expected meter ÷ KL of the text", "The meter bounds the text's KL")
     slack.axhline(1, color=style.INK, lw=0.8, ls=":")
     calls.legend(frameon=False, fontsize=7, loc="upper left")
     return figure
