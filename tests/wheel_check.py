@@ -48,8 +48,6 @@ NEEDED = [
     ("kernels", "triton", [*PYTHON, "-c", KERNEL], {"TRITON_INTERPRET": "1"}),
     ("vllm", "vllm", [*PYTHON, "-c", "from cactus_theory.vllm import register; register()"],
      {"CACTUS_POLICY": "band:price=2"}),
-    ("eval", "lm_eval",
-     [*PYTHON, *"-m cactus_theory.lm_eval --model_args target=T,draft=D --tasks x".split()], {}),
 ]  # fmt: skip
 
 

@@ -52,7 +52,6 @@ PRESSED = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sl
     some([
         ("-m simulations demo", "python -m simulations demo"),
         ("-m solvers selection", "python -m solvers"),
-        ("-m cactus_theory.lm_eval", "python -m cactus_theory.lm_eval"),
         ("-m cactus_theory tune", "cactus-theory"),
     ], 2),
 )  # fmt: skip

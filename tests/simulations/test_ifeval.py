@@ -2,7 +2,7 @@
 
 import pytest
 
-from cactus_theory.lm_eval.ifeval import CHECKS, follows, follows_all
+from simulations.ifeval import CHECKS, follows, follows_all
 
 # instruction, arguments, answers that follow, answers that do not
 CASES = [
