@@ -105,9 +105,6 @@ ENTRIES = (
           inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
-    Entry("bench_decode", "--repeats 1", CSV),
-    Entry("bench_decode_stories", "--repeats 1", CSV,
-          f"{MODELS} {{shared}}/prompts/mt_bench.jsonl"),
 )  # fmt: skip
 
 

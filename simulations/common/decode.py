@@ -21,9 +21,6 @@ from cactus_theory.decoding.text import left_padded
 
 from .grid import HF_ASSISTED, Config
 
-# an end-of-text id that no token has: texts then do not end before the limit
-NO_TOKEN = -1
-
 
 @dataclass(frozen=True)
 class Decoded:
@@ -52,7 +49,6 @@ class Decoded:
             "row_calls": reading.num_calls,
             "accepted": reading.num_accepted_tokens,
             "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
-            "meter": seconds.meter,
         }
         if reading.emitted_divergence is not None:
             record |= {"rows": reading.rows, "kl": reading.emitted_divergence}
@@ -65,15 +61,13 @@ class Decoded:
 class Harness:
     """The models, prompts, lengths and seed that all methods share.
 
-    Prompt i of repeat r has the seed ``seed + i + r · len(prompts)``. Without ``ends`` end-of-text
-    tokens do not end a text, so every text has ``max_new_tokens``.
+    Prompt i of repeat r has the seed ``seed + i + r · len(prompts)``.
     """
 
     pair: Pair
     prompts: Sequence[Sequence[int]]
     max_new_tokens: int
     seed: int
-    ends: bool = True
 
     def group(self, batch: int, number: int) -> range:
         start = number * batch
@@ -102,7 +96,6 @@ class Harness:
         options = DecodeOptions(
             **config.keywords,
             attention_mask=mask,
-            eos_token_ids=None if self.ends else (),
             max_new_tokens=self.max_new_tokens,
             seed=seeds,
             meter=meter,
@@ -115,8 +108,7 @@ class Harness:
         """Decode with Hugging Face ``generate``, with a fixed K and without truncation."""
         target, draft = self.pair.target, self.pair.draft
         ids, mask = left_padded(prompts, target)
-        options: dict[str, Any] = {} if self.ends else {"eos_token_id": NO_TOKEN, "pad_token_id": 0}
-        pinned = nullcontext()
+        options, pinned = {}, nullcontext()
         if config.policy == HF_ASSISTED:
             options["assistant_model"] = draft
             pinned = _pinned(draft, config.num_draft_tokens)
@@ -136,7 +128,7 @@ class Harness:
                 torch.cuda.synchronize(full.device)
             seconds = time.perf_counter() - start
         new_ids = full[:, ids.shape[1] :].tolist()
-        ends = own_ends(target) if self.ends else frozenset()
+        ends = own_ends(target)
         outputs = [_until_end(row, ends) for row in new_ids]
         return Decoded(seconds, outputs, None, [row[-1] in ends for row in outputs])
 

@@ -56,9 +56,9 @@ class Config(Setting):
 
 @dataclass(frozen=True)
 class Job:
-    """A job: a line, which is a :class:`Config`, on one group of prompts, in one repeat."""
+    """A job: a line on one group of prompts, in one repeat."""
 
-    config: Any
+    config: Config
     repeat: int
     group: int
 
@@ -113,10 +113,8 @@ class Runs:
 
     @property
     def speeds(self) -> Float[np.ndarray, "repeats"]:
-        return self.per_repeat("tokens", "seconds")
-
-    def per_repeat(self, name: str, over: str) -> Float[np.ndarray, "repeats"]:
-        return np.array([total(records, name) / total(records, over) for records in self.timed])
+        sums = [(total(records, "tokens"), total(records, "seconds")) for records in self.timed]
+        return np.array([tokens / seconds for tokens, seconds in sums])
 
     def drawn(self, draws: Int[np.ndarray, "draws groups"]) -> Float[np.ndarray, "draws repeats"]:
         """Return the speed in every timed repeat over each of ``draws`` of its groups."""
@@ -132,13 +130,9 @@ class Runs:
     def total(self, name: str) -> Any:
         return total(self.metered, name)
 
-    @property
-    def clocked(self) -> list[Record]:
-        return [record for records in self.timed for record in records]
-
     def share(self, parts: Sequence[int]) -> float:
         """Return the share of the timed decodes' seconds that went into some of their parts."""
-        seconds = [record["parts"] for record in self.clocked]
+        seconds = [record["parts"] for records in self.timed for record in records]
         sums = [sum(part) for part in zip(*seconds, strict=True)]
         return sum(sums[part] for part in parts) / sum(sums)
 
@@ -151,12 +145,11 @@ def total(records: Sequence[Record], name: str) -> Any:
 class Grid:
     """Decodes of every line on every prompt, repeated.
 
-    A line is a :class:`Config`, or another object with ``batch`` and ``key``. There are ``metered``
-    repeats, which are not timed, and then ``repeats`` timed repeats. ``seed`` determines the order
-    of the decodes. In every kept record the AMOUNTS must be above 0.
+    There are ``metered`` repeats, which are not timed, and then ``repeats`` timed repeats. ``seed``
+    determines the order of the decodes. In every kept record the AMOUNTS must be above 0.
     """
 
-    lines: Sequence[Any]
+    lines: Sequence[Config]
     prompts: int
     repeats: int
     metered: int = 1
@@ -203,7 +196,7 @@ class Grid:
                 return f"{name}: must be above 0; got {value!r}"
         return None
 
-    def runs(self, results: Mapping[str, Record]) -> dict[Any, Runs]:
+    def runs(self, results: Mapping[str, Record]) -> dict[Config, Runs]:
         runs = {}
         for line in self.lines:
             groups = range(math.ceil(self.prompts / line.batch))

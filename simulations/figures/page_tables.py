@@ -217,26 +217,6 @@ def _error(error: str) -> str:
     return f"± {float(error):.3f}" if error else ""
 
 
-def decode(data: Path) -> str:
-    every: list[Row] = []
-    origins, rivals = [], dict[int, dict[str, Row]]()
-    for name in ("bench_decode.csv", "bench_decode_stories.csv"):
-        rows, notes = _read(data / name)
-        origins.append(notes["origin"])
-        rivals |= dict.fromkeys(map(id, rows), {row["job"]: row for row in rows})
-        every += rows
-    beside = lambda job: lambda row: _ratio(row, rivals[id(row)][job], "tokens_per_second")  # noqa: E731
-    meter = Column("meter", "meter_share", SHARE)
-    return _table("The loop beside Hugging Face's", notes | {"origin": ", ".join(origins)}, every, [
-        Column("pair", lambda row: "shipped" if row["target"] == "target" else row["target"]),
-        Column("K = 4", lambda row: row["job"]), Column("tokens/s", "tokens_per_second", 0),
-        Column("× assisted", beside("Hugging Face assisted generation")),
-        Column("× plain", beside("plain")), Column("tokens a call", "tokens_per_call", 2),
-        Column("outside the models", "outside_forward", SHARE),
-        Column("meter", lambda row: meter.text(row) if "meter on" in row["job"] else ""),
-    ])  # fmt: skip
-
-
 def theory(data: Path) -> str:
     rows, notes = _read(data / "bench_theory.csv")
     return _table("Closed forms, milliseconds a row", notes, rows, [
@@ -373,7 +353,6 @@ PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     f"{RESULTS}/shipped-pair.md": {"tuned": tuned, "throughput": throughput},
     f"{RESULTS}/blocks.md": {"blocks": blocks},
     f"{RESULTS}/lengths.md": {"answers": answers},
-    f"{RESULTS}/hugging-face.md": {"decode": decode},
     f"{RESULTS}/steps.md": {"theory": theory, "verify": verify},
     f"{RESULTS}/gpu.md": {"gpu": gpu},
     f"{RESULTS}/models.md": {"shipped": lambda _: shipped(PAIR)},

@@ -20,7 +20,7 @@ from simulations.common.inputs import PAIR, PROMPTS, ROOT
 from tests.amounts import some, thorough
 
 # what holds a time, or is made from one
-TIMES = ("second", "speed", "parts", "meter", "tuned", "costs", "lines", "plain", "chosen")
+TIMES = ("second", "speed", "parts", "tuned", "costs", "lines", "plain", "chosen")
 # of the shortest start-up of a command to its end, in which it is stopped
 EARLIEST = 0.3
 STOPS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)

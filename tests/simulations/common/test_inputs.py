@@ -10,7 +10,7 @@ from simulations.common.inputs import add_pair_arguments, command_line
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("theory", "decode"))
+    parser.add_argument("what", choices=("theory", "verify"))
     add_pair_arguments(parser)
     parser.add_argument("--delta", type=float, nargs="+", default=[0.1])
     parser.add_argument("--max-tokens", type=int, default=5)
@@ -21,13 +21,13 @@ def declare(parser: argparse.ArgumentParser) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("decode", "bench decode"),
-        ("decode --out /some/where --max-tokens 5", "bench decode"),
+        ("verify", "bench verify"),
+        ("verify --out /some/where --max-tokens 5", "bench verify"),
         ("theory --max-tokens 6 --delta 1 0.5", "bench theory --delta 1 0.5 --max-tokens 6"),
-        ("decode --target /home/me/stories", "bench decode --target stories"),
+        ("verify --target /home/me/stories", "bench verify --target stories"),
         (
-            "decode --policy /me/my.py:rule:a=1 --policy fuzzy",
-            "bench decode --policy my.py:rule:a=1 --policy fuzzy",
+            "verify --policy /me/my.py:rule:a=1 --policy fuzzy",
+            "bench verify --policy my.py:rule:a=1 --policy fuzzy",
         ),
     ],
 )
