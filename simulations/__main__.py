@@ -11,7 +11,6 @@ with importing("python -m simulations"):
     from cactus_theory.base.files import check_writable
     from cactus_theory.base.help_pages import add_commands
     from cactus_theory.base.specs import blamed
-    from simulations.figures.command import TABLES
 
 # group: name: what it does in a line, flags of a small run, and its module
 GROUPS = {
@@ -43,7 +42,7 @@ GROUPS = {
     "Reproduce": {
         "all": ("every committed CSV again; --quick takes minutes",
                 "--quick --only overspend --out build/example/all", "all_tables"),
-        "table": ("one table of a figure or a page (CSV); some resume",
+        "table": ("one table of a figure or a page (CSV)",
                   "overspend --points 21 --out build/example/overspend.csv", "figures.command"),
         "bench": ("time the closed forms against named alternatives",
                   "verify --repeats 1 --out build/example/bench.csv", "bench"),
@@ -100,8 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
             check_writable(f"--{name.replace('_', '-')}", path, folders=True)
         return args.run(args)
     except KeyboardInterrupt as error:
-        every = COMMANDS | {f"table {name}": entry for name, entry in TABLES.items()}
-        summary, *_ = every.get(" ".join(arguments[:2])) or every.get(chosen, ("",))
+        summary, *_ = COMMANDS.get(chosen, ("",))
         kept = GOES_ON if summary.endswith("resumes") else MADE_AGAIN.get(chosen)
         return interrupted(f"{parser.prog} {chosen}", str(error) or kept)
     except (Exception, SystemExit) as error:

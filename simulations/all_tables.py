@@ -5,8 +5,7 @@ minutes. --quick makes the same columns from fewer rows, to test that every comm
 command fails, this is printed, and the other commands still run; their output is in OUT/made. Some
 commands resume from files in --out, so name another folder to begin anew. Numbers of a GPU are made
 by gpu-check. A CSV whose head names a commit was made by the command at that commit. --shared has
-the folders models/ and prompts/; chat.jsonl there is mt_bench.jsonl followed by the first 220 lines
-of gsm8k_test.jsonl.
+the folders models/ and prompts/.
 """
 
 import argparse
@@ -78,15 +77,6 @@ ENTRIES = (
     Entry("answers answers_by_prompt=by_prompt", FEW_TEXTS,
           inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
           "{shared}/prompts/mt_bench_gsm8k.jsonl"),
-    Entry("lengths_stories=lengths", "--answers 2 --together 2 --max-new-tokens 16",
-          inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl "
-          "{root}/paper_figures/data/price_travels_stories.csv"),
-    Entry("lengths_smollm2_4bit=lengths", FEW_TEXTS,
-          inputs=f"{SMOLLM} {{shared}}/prompts/chat.jsonl "
-          "{root}/paper_figures/data/price_travels_smollm2_4bit.csv"),
-    Entry("lengths_smollm2_skip3=lengths", FEW_TEXTS,
-          inputs=f"{SMOLLM} {{shared}}/prompts/chat.jsonl "
-          "{root}/paper_figures/data/price_travels_smollm2_skip3.csv"),
     Entry("references", FEW_RULES,
           inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {SOLVED}"),
     Entry("references_ngram=references", FEW_RULES, inputs=f"{SMOLLM} {SOLVED}"),

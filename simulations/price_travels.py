@@ -13,14 +13,17 @@ import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from cactus_theory.base import defaults
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import Repeated
+from cactus_theory.commands.flags import Repeated, given_prompts
+from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
@@ -28,10 +31,16 @@ from cactus_theory.traces.estimate import Replay
 from cactus_theory.tuning.families import Family, families
 from cactus_theory.tuning.knobs import Knobs
 
-from .common.inputs import at_least
-from .common.journal import filled
+from .common.inputs import (
+    add_end_arguments,
+    add_pair_arguments,
+    at_least,
+    prompt_ids,
+    settings_of,
+)
+from .common.journal import Journal, filled
 from .common.results import columns, estimates, publish, values_of
-from .common.walk import add_walk_arguments, opened_walk, walked
+from .common.walk import walked
 
 TABLES = "price_travels", "same_nats"
 POLICIES = "band:price", "band:delta", "lenience:lenience", "cactus:delta", "band:price,head=0.2"
@@ -46,7 +55,14 @@ Run = Callable[["OwnTexts", Policy], Replay]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add_walk_arguments(parser, num_prompts=64, max_new_tokens=48, out="build/price-travels")
+    add_pair_arguments(parser)
+    add_end_arguments(parser)
+    add("--num-prompts", type=int, default=64)
+    add("--num-draft-tokens", type=int, default=4, metavar="K", help="of a call")
+    add("--max-new-tokens", type=int, default=48, metavar="N", help="of a text")
+    add("--seed", type=int, default=defaults.SEED)
+    add("--threads", type=int, default=1, help="of torch")
+    add("--out", type=Path, default=Path("build/price-travels"), metavar="DIR")
     add("--laws", nargs="+", default=list(LAWS), metavar="SPEC", help="of both models' rows")
     add("--policy", action=Repeated, default=list(POLICIES), metavar="NAME:KNOB")
     add("--elsewhere", nargs="*", default=list(OTHERS), choices=list(OTHERS), metavar="NAME",
@@ -64,9 +80,13 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.nats)
                for name in args.elsewhere}  # fmt: skip
-    pair, ids, kept = opened_walk(args, "batch", "nats")
+    prompts = given_prompts(args)[: args.num_prompts]
+    pair = loaded(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    settings = settings_of(args, prompts, "num_draft_tokens", "batch", "nats")
+    ids = prompt_ids(args, pair, prompts)
     texts = cache(lambda: _written(args, pair, ids))
-    with kept as journal:
+    with Journal(args.out / "journal.jsonl", settings) as journal:
         jobs = {key: lambda make=make: {"rows": make(texts())} for key, make in makers.items()}
         results = filled(jobs, journal, "solving")
         for table in TABLES:
@@ -145,7 +165,7 @@ def _written(args: argparse.Namespace, pair: Any, ids: Sequence[Sequence[int]]) 
     for start in range(0, len(ids), args.batch):
         own = ids[start : start + args.batch]
         coins = torch.Generator().manual_seed(args.seed + start)
-        for step in walked(pair, own, LOSSLESS.policy(1.0), args.max_new_tokens, coins):
+        for step in walked(pair, own, args.max_new_tokens, coins):
             cells = step.tokens, step.q.float(), step.p.float()
             for number, *of_text in zip(step.texts, *cells, strict=True):
                 texts[start + number].append(of_text)

@@ -1,56 +1,40 @@
-"""Sample texts directly from a policy's emitted law, token by token and without drafted rounds.
+"""Sample texts from a target, token by token, and keep both models' rows along these texts.
 
-Used by simulations that need the law exactly, such as lengths of answers.
+Used by ``price-travels`` and ``table frontier``, which compute policies on such rows.
 """
 
-import argparse
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from cactus_theory.base import defaults
 from cactus_theory.base.tensors import normalised
 from cactus_theory.base.terminal import Progress
-from cactus_theory.commands.flags import given_prompts
-from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.options import own_ends
 from cactus_theory.decoding.text import Texts, fitted
-from cactus_theory.policies import Policy, read_policy
-from cactus_theory.verify.chain import Chain
 from cactus_theory.verify.draw import pick
-from cactus_theory.verify.node import Node, nodes_of_rows, write_laws
-
-from .inputs import add_end_arguments, add_pair_arguments, prompt_ids, settings_of
-from .journal import Journal
 
 Rows = Float[Tensor, "texts vocab"]
 
 
 class Step(NamedTuple):
-    """A step of sampling: a token for each open text, with the texts' numbers, rows and laws."""
+    """A step of sampling: a token for each open text, with the texts' numbers and both rows."""
 
     texts: list[int]
     q: Rows
     p: Rows
-    laws: list[Node]
     tokens: Int[Tensor, "texts"]
 
 
 @torch.inference_mode()
 def walked(
-    pair: Any,
-    prompts: Sequence[Sequence[int]],
-    policy: Policy,
-    limit: int,
-    generator: torch.Generator,
+    pair: Any, prompts: Sequence[Sequence[int]], limit: int, generator: torch.Generator
 ) -> Iterator[Step]:
-    """Sample a text from the policy's emitted law after each prompt; yield one step per token.
+    """Sample a text from the target after each prompt; yield one step per token.
 
     A text stops at an end token or after ``limit`` tokens. Rows are float32 or wider, at
     temperature 1, on the target's device. The random numbers are drawn on a CPU, one for each open
@@ -62,21 +46,13 @@ def walked(
     size = pair.target.config.vocab_size
     while texts.batch:
         q, p = (_next_rows(model, texts, size) for model in models)
-        laws = laws_of(policy, q, p)
         coins = torch.rand(len(q), dtype=torch.float64, generator=generator)
-        tokens = pick(torch.stack([node.law for node in laws]), coins.to(q.device))
-        yield Step([text.number for text in texts.rows], q, p, laws, tokens)
+        tokens = pick(normalised(q), coins.to(q.device))
+        yield Step([text.number for text in texts.rows], q, p, tokens)
         texts.settle(tokens[:, None].tolist(), tokens)
         still = [row for row, text in enumerate(texts.rows) if text.room]
         for part in (texts, *models) if len(still) < texts.batch else ():
             part.keep(still)
-
-
-def laws_of(policy: Policy, q: Rows, p: Rows) -> list[Node]:
-    """Return the nodes of a chain at rows (texts, V), with the policy's emitted laws computed."""
-    nodes = nodes_of_rows(Chain(), policy, q, p)
-    write_laws(node for node in nodes if node.solved is None)
-    return nodes
 
 
 def _next_rows(model: CachedModel, texts: Texts, size: int) -> Rows:
@@ -100,38 +76,11 @@ def log_rows(
     if tokens_each < 1 or longest < 1:
         most = longest + tokens_each - 1
         raise ValueError(f"tokens_each: must be from 1 to {most}; got {tokens_each}")
-    steps, lossless = list[Step](), read_policy("speculative")
+    steps = list[Step]()
     coins = torch.Generator().manual_seed(seed)
     progress = Progress("logging rows", len(prompts_ids))
     for prompt in prompts_ids:
-        steps += walked(pair, [prompt[-longest:]], lossless, tokens_each, coins)
+        steps += walked(pair, [prompt[-longest:]], tokens_each, coins)
         progress.advance()
     q, p = ([getattr(step, side) for step in steps] for side in "qp")
     return normalised(torch.cat(q)), normalised(torch.cat(p))
-
-
-def add_walk_arguments(
-    parser: argparse.ArgumentParser, *, num_prompts: int, max_new_tokens: int, out: str
-) -> None:
-    """Declare the flags of commands that sample from emitted laws, for :func:`opened_walk`."""
-    add = parser.add_argument
-    add_pair_arguments(parser)
-    add_end_arguments(parser)
-    add("--num-prompts", type=int, default=num_prompts)
-    add("--num-draft-tokens", type=int, default=4, metavar="K", help="of a call")
-    add("--max-new-tokens", type=int, default=max_new_tokens, metavar="N", help="of a text")
-    add("--seed", type=int, default=defaults.SEED)
-    add("--threads", type=int, default=1, help="of torch")
-    add("--out", type=Path, default=Path(out), metavar="DIR")
-
-
-def opened_walk(args: argparse.Namespace, *flags: str) -> tuple[Any, list[list[int]], Journal]:
-    """Return the pair, the ids of the prompts, and the journal of the run.
-
-    ``flags`` are further flags that the results depend on.
-    """
-    prompts = given_prompts(args)[: args.num_prompts]
-    pair = loaded(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    settings = settings_of(args, prompts, "num_draft_tokens", *flags)
-    return pair, prompt_ids(args, pair, prompts), Journal(args.out / "journal.jsonl", settings)

@@ -11,9 +11,6 @@ TABLES = {
                  "--tokens-each 2 --out build/example/acceptance_kl.csv", "figures.frontier"),
     "overspend": ("how far the published rule exceeds its budget",
                   "--points 21 --out build/example/overspend.csv", "figures.overspend"),
-    "lengths": ("whole answers from policies' own laws, beside lossless ones; resumes",
-                "--knobs paper_figures/data/price_travels.csv --answers 2 --together 2 "
-                "--num-prompts 2 --max-new-tokens 8 --out build/example/lengths", "lengths"),
     "measured": ("the tables of the pages, from the committed CSV",
                  "--root .", "figures.page_tables"),
 }  # fmt: skip

@@ -183,31 +183,6 @@ def blocks(data: Path) -> str:
     return "".join(tables)
 
 
-def answers(data: Path) -> str:
-    stories, notes = _read(data / "answers_stories.csv")
-    python, python_notes = _read(data / "answers_python.csv")
-    told = [
-        Column("method", _method), Column("emitted KL a token", "emitted_kl_per_token"),
-        Column("raised off the head, of 1,000", "raised_off_head_per_1000", 1),
-        Column("answers", lambda row: row["answers"]),
-    ]  # fmt: skip
-    title = "Lengths of whole answers, stories pair; ± one standard error over prompts"
-    first = _table(title, notes, stories, [
-        *told, Column("tokens an answer", "mean_length", 1),
-        Column("× lossless", partial(_within, "length_ratio")),
-        Column("to these prompts", lambda row: _error(row["length_ratio_se_given_prompts"])),
-        Column("cut off", "cut", SHARE), Column("calls an answer", "calls_per_answer", 1),
-    ], medians=False)  # fmt: skip
-    allowed = Column("", "allowed_low", SHARE), Column("", "allowed_high", SHARE)
-    title = "Completions whose whole lines ast.parse takes, shipped pair; ± as above"
-    return first + _table(title, python_notes, python, [
-        *told, Column("that parse", "score", SHARE),
-        Column("minus lossless", partial(_within, "score_difference")),
-        Column("allowed by the nats",
-               lambda row: " to ".join(filter(None, (end.text(row) for end in allowed)))),
-    ], medians=False)  # fmt: skip
-
-
 def _within(column: str, row: Row) -> str:
     error = _error(row[f"{column}_se"])
     return f"{number(row[column], 3)} {error}" if error else ""
@@ -352,7 +327,6 @@ PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     },
     f"{RESULTS}/shipped-pair.md": {"tuned": tuned, "throughput": throughput},
     f"{RESULTS}/blocks.md": {"blocks": blocks},
-    f"{RESULTS}/lengths.md": {"answers": answers},
     f"{RESULTS}/steps.md": {"theory": theory, "verify": verify},
     f"{RESULTS}/gpu.md": {"gpu": gpu},
     f"{RESULTS}/models.md": {"shipped": lambda _: shipped(PAIR)},
