@@ -27,7 +27,6 @@ SHORT_FAMILIES = (
     ("band:price", "block"),
 )  # fmt: skip
 SHARE = ".0%"  # of all
-LARGE = "throughput_134m_long.csv"
 # columns of whole answers: head → field, with its standard error
 ANSWERS = {
     "tokens a call": "tokens_per_call", "× lossless": "over_lossless", "× lenience": "over_first",
@@ -143,12 +142,10 @@ def _ratio(row: Row, rival: Row, name: str) -> str:
     return f"{float(row[name]) / float(rival[name]):.2f}"
 
 
-def throughput(data: Path, name: str = "throughput.csv", batch: str = "1") -> str:
-    rows, notes = _read(data / name)
-    best = fastest(row for row in rows if row["batch"] == batch)
-    texts = "one text" if batch == "1" else f"{batch} texts"
-    cost = f"; {notes['cost']}" if "cost" in notes else ""
-    title = f"Decoding {texts}, every method at its fastest K, picked on these texts{cost}"
+def throughput(data: Path) -> str:
+    rows, notes = _read(data / "throughput.csv")
+    best = fastest(row for row in rows if row["batch"] == "1")
+    title = "Decoding one text, every method at its fastest K, picked on these texts"
     return _table(title, notes, best.values(), [
         Column("method", _method),
         Column("K", lambda row: row["num_draft_tokens"].removeprefix("0")),
@@ -321,10 +318,6 @@ def _method(row: Row) -> str:
 
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     f"{RESULTS}/answers.md": {"chain": whole_answers, "tasks": by_category},
-    f"{RESULTS}/cost-134m.md": {
-        "large": partial(throughput, name=LARGE),
-        "large_batch": partial(throughput, name=LARGE, batch="8"),
-    },
     f"{RESULTS}/shipped-pair.md": {"tuned": tuned, "throughput": throughput},
     f"{RESULTS}/blocks.md": {"blocks": blocks},
     f"{RESULTS}/steps.md": {"theory": theory, "verify": verify},
