@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..common.grid import at, fastest, method
+from ..common.grid import at, method
 from ..common.inputs import DATA, PAIR, ROOT
 from ..common.results import SMALL, Column, number, read_csv, write_text
 
@@ -142,20 +142,6 @@ def _ratio(row: Row, rival: Row, name: str) -> str:
     return f"{float(row[name]) / float(rival[name]):.2f}"
 
 
-def throughput(data: Path) -> str:
-    rows, notes = _read(data / "throughput.csv")
-    best = fastest(row for row in rows if row["batch"] == "1")
-    title = "Decoding one text, every method at its fastest K, picked on these texts"
-    return _table(title, notes, best.values(), [
-        Column("method", _method),
-        Column("K", lambda row: row["num_draft_tokens"].removeprefix("0")),
-        Column("tokens/s", "tokens_per_second", 0), Column("× plain", "speedup_over_plain", 2),
-        Column("tokens a call", "tokens_per_call", 2),
-        Column("emitted KL a token", "emitted_kl_per_token"),
-        Column("largest row KL", "largest_row_kl"),
-    ])  # fmt: skip
-
-
 def blocks(data: Path) -> str:
     """Return tokens per call over the band token by token, of every family, at equal emitted KL."""
     tables = []
@@ -243,7 +229,7 @@ def gpu(data: Path) -> str:
     rounds = [row for row in decode if row["policy"]]
     title += f"; its passes alone {alone}"
     return first + _table(title, _on_device(decode_notes), rounds, [
-        Column("method", lambda row: _method(row | {"method": row["policy"]})),
+        Column("method", _decoded_by),
         Column("batch", lambda row: row["batch"]),
         Column("launched as", lambda row: "one graph a round" if row in loops else "host"),
         Column("tokens/s", "tokens_per_second", 0),
@@ -253,6 +239,11 @@ def gpu(data: Path) -> str:
         Column("KL a token", "emitted_kl_per_token"), Column("tokens a call", "tokens_per_call", 2),
         Column("ms a round", "round_ms", 1), Column("over its passes", "over_passes", 2),
     ], medians=False)  # fmt: skip
+
+
+def _decoded_by(row: Row) -> str:
+    own = method({**row, "method": row["policy"]})
+    return "plain, this loop" if own == "plain" else f"`{own}`"
 
 
 def _on_device(notes: Mapping[str, str]) -> Mapping[str, str]:
@@ -307,20 +298,10 @@ def _table(
     return f"\n**{title}** ({origin}{'; medians' * medians})\n\n{cells}\n"
 
 
-def _method(row: Row) -> str:
-    baselines = {
-        "plain": "plain, this loop",
-        "hf_plain": "Hugging Face `generate`",
-        "hf_assisted": "Hugging Face assisted",
-    }
-    return baselines.get(row["method"], f"`{method(row)}`")
-
-
 PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     f"{RESULTS}/answers.md": {"chain": whole_answers, "tasks": by_category},
-    f"{RESULTS}/shipped-pair.md": {"tuned": tuned, "throughput": throughput},
+    f"{RESULTS}/shipped-pair.md": {"shipped": lambda _: shipped(PAIR), "tuned": tuned},
     f"{RESULTS}/blocks.md": {"blocks": blocks},
     f"{RESULTS}/steps.md": {"theory": theory, "verify": verify},
     f"{RESULTS}/gpu.md": {"gpu": gpu},
-    f"{RESULTS}/models.md": {"shipped": lambda _: shipped(PAIR)},
 }  # fmt: skip
