@@ -25,7 +25,7 @@ GROUPS = {
         "throughput": ("policies and baselines end to end; resumes",
                        "--policy speculative --policy band:price=1 --num-prompts 2 "
                        "--max-new-tokens 16 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1 "
-                       "--out build/example/throughput", "throughput.command"),
+                       "--out build/example/throughput", "throughput"),
     },
     "Measure": {
         "price-travels": ("knobs that spend given nats, law by law; nats spent elsewhere; resumes",

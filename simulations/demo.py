@@ -30,8 +30,7 @@ from .common.decode import Harness
 from .common.grid import PLAIN, Grid, configs
 from .common.inputs import add_decode_arguments, prompt_ids
 from .common.results import publish
-from .throughput import table
-from .throughput.command import speeds
+from .throughput import speed_rows, speeds
 
 # Cactus is there twice: with a solved budget, and at a published budget
 POLICIES = "lenience", "cactus", "cactus:delta=1", "band"
@@ -69,8 +68,10 @@ def run(args: argparse.Namespace) -> int:
                     args.num_draft_tokens, [1])  # fmt: skip
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     grid = Grid(lines, len(prompts), args.repeats, seed=args.seed)
-    runs = grid.runs(grid.fill(lambda job: table.record(harness, job, job.repeat == 0)))
-    tables["policies"] = table.rows(runs, args.seed)
+    runs = grid.runs(grid.fill(
+        lambda job: harness.decode(job.config, job.group, repeat=job.repeat,
+                                   meter=job.repeat == 0).record))  # fmt: skip
+    tables["policies"] = speed_rows(runs, args.seed)
     print(speeds(tables["policies"]))
     _write(tables, args, pair.dtype)
     return 0

@@ -33,14 +33,8 @@ class Decoded:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the sums that the journal keeps.
-
-        ``lengths`` are the rows' numbers of tokens, ``ended`` says which rows ended before the
-        limit. For the library there are only these, the seconds and the tokens.
-        """
-        lengths = [*map(len, self.outputs)]
-        record: dict[str, Any] = {"seconds": self.seconds, "tokens": sum(lengths)}
-        record |= {"lengths": lengths, "ended": list(self.ended)}
+        """Return the sums that the journal keeps; the library has only seconds and tokens."""
+        record: dict[str, Any] = {"seconds": self.seconds, "tokens": sum(map(len, self.outputs))}
         if self.result is None:
             return record
         seconds, reading = self.result.seconds, self.result.reading
@@ -51,8 +45,7 @@ class Decoded:
             "parts": [seconds.draft, seconds.target, seconds.verify, seconds.other],
         }
         if reading.emitted_divergence is not None:
-            record |= {"rows": reading.rows, "kl": reading.emitted_divergence}
-            record |= {"raised": reading.raised_off_head}
+            record["kl"] = reading.emitted_divergence
             record["largest_row_kl"] = reading.largest_row_divergence
         return record
 

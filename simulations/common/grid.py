@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -103,13 +103,11 @@ def configs(
 class Runs:
     """The records of one line: those of metered repeats, and those of timed repeats.
 
-    If there are no metered repeats, the timed repeats take their place, and vice versa. ``all`` has
-    the records of every repeat, each over all prompts in order.
+    If there are no metered repeats, the timed repeats take their place, and vice versa.
     """
 
     metered: list[Record]
     timed: list[list[Record]]
-    all: list[Record] = field(default_factory=list)
 
     @property
     def speeds(self) -> Float[np.ndarray, "repeats"]:
@@ -205,8 +203,7 @@ class Grid:
                 for repeat in range(self.metered + self.repeats)
             ]
             metered = [record for records in passes[: self.metered] or passes for record in records]
-            every = [record for records in passes for record in records]
-            runs[line] = Runs(metered, passes[self.metered :] or passes, every)
+            runs[line] = Runs(metered, passes[self.metered :] or passes)
         return runs
 
 
@@ -251,10 +248,6 @@ def fastest(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def at(name: str, verifier: str | None) -> str:
     """Return ``name@verifier``, or ``name`` alone for the usual verifier and for none."""
     return name if verifier in (None, "", USUAL) else f"{name}@{verifier}"
-
-
-def name(row: Record) -> str:
-    return method(row) + (f", K {row['num_draft_tokens']}" if row["num_draft_tokens"] else "")
 
 
 def method(row: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 The default grid takes about 25 minutes on one core; --num-prompts 4 --repeats 3 --metered 1 takes
 about one minute. Every decode is written to journal.jsonl under --out before the next decode
-starts, and the tables (CSV) are made from that file alone. Every repeat decodes all prompts by all
+starts, and the table (CSV) is made from that file alone. Every repeat decodes all prompts by all
 methods in a shuffled order, with new seeds. Intervals are 90 % over resampled prompts; with few
 prompts they are too narrow (8 prompts: 82 % coverage, 30 prompts: 88 %).
 
@@ -10,37 +10,36 @@ prompts they are too narrow (8 prompts: 82 % coverage, 30 prompts: 88 %).
 """
 
 import argparse
-import textwrap
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from cactus_theory.base.prompts import Prompt
-from cactus_theory.base.tables import width_of_terminal
 from cactus_theory.commands.flags import given_prompts
 from cactus_theory.commands.models import loaded
 from cactus_theory.decoding.drafters import holds_head, named_drafter
 
-from ..common.answers import HEADS as ANSWERS
-from ..common.answers import answer_rows
-from ..common.decode import Harness
-from ..common.grid import (
+from .common.decode import Harness
+from .common.grid import (
     BASELINES,
     HF_ASSISTED,
+    HF_PLAIN,
+    PLAIN,
     USUAL,
     Config,
     Grid,
     Job,
+    Runs,
     configs,
     fastest,
     method,
-    name,
 )
-from ..common.inputs import add_decode_arguments, at_least, prompt_ids, settings_of
-from ..common.journal import Journal
-from ..common.results import WIDEST, columns, publish
-from . import table
+from .common.inputs import add_decode_arguments, at_least, prompt_ids, settings_of
+from .common.journal import Journal
+from .common.results import columns, publish
+from .common.statistics import resamples, spread
 
+Row = dict[str, Any]
 # budgets in nats, close enough that curves can be read between 0.02 and 0.2 nats per token
 CACTUS_DELTAS = (1e-4, 3e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.03, 0.1, 1)
 BAND_DELTAS = (0.01, 0.03, 0.1, 0.3)
@@ -88,22 +87,18 @@ def run(args: argparse.Namespace) -> int:
         pair = loaded(args)
         return Harness(pair, prompt_ids(args, pair, prompts), args.max_new_tokens, args.seed)
 
-    def decoded(job: Job) -> dict[str, Any]:
-        own = table.record(harness(), job, job.repeat < args.metered)
-        return own | {"dtype": harness().pair.dtype}
+    def decoded(job: Job) -> Row:
+        metered = job.repeat < args.metered
+        done = harness().decode(job.config, job.group, repeat=job.repeat, meter=metered)
+        return done.record | {"dtype": harness().pair.dtype}
 
     with Journal(args.out / "journal.jsonl", _settings(args, lines, prompts)) as journal:
         results = grid.fill(decoded, journal)
-    runs = grid.runs(results)
     dtype = ", ".join(dict.fromkeys(str(one.get("dtype")) for one in results.values()))
-    timed = args.repeats > 0
-    tables = {"throughput": table.rows(runs, args.seed)}
-    tables["answers"] = answer_rows(runs, len(prompts), timed=timed, seed=args.seed)
-    for title, lines in tables.items():
-        publish(args, lines, args.out / f"{title}.csv", dtype=dtype)
-    files = ", ".join(["journal.jsonl", *(f"{title}.csv" for title in tables)])
-    print(f"written to {args.out}/: {files}")
-    print(show(tables))
+    table = speed_rows(grid.runs(results), args.seed)
+    publish(args, table, args.out / "throughput.csv", dtype=dtype)
+    print(f"written to {args.out}/: journal.jsonl, throughput.csv")
+    print(speeds(table), LEGEND, sep="\n")
     return 0
 
 
@@ -115,29 +110,22 @@ def _settings(
     return {"configs": [line.key for line in lines]} | settings
 
 
+COLUMNS = (
+    "method knob verifier num_draft_tokens batch tokens_per_second tokens_per_second_min "
+    "tokens_per_second_max tokens_per_second_low tokens_per_second_high speedup_over_plain "
+    "speedup_over_plain_low speedup_over_plain_high speedup_over_hf_plain "
+    "speedup_over_hf_assisted accepted_per_call tokens_per_call target_calls tokens "
+    "outside_forwards emitted_kl_per_token largest_row_kl"
+).split()
 # column → head; the last columns are left out if the terminal is too narrow
 HEADS = {
     "method": "method", "num_draft_tokens": "K", "speed": "tokens/s", "range": "90 %",
     "speedup_over_plain": "x plain", "kl": "KL/token", "accepted_per_call": "AL",
-    "tokens_per_call": "tokens\n/call", "target_nats_per_token": "nats\n/token",
-    "outside_forwards": "outside",
+    "tokens_per_call": "tokens\n/call", "outside_forwards": "outside",
 }  # fmt: skip
-Row = dict[str, Any]
 LEGEND = """\
 x plain: median over repeats of the ratio to plain decoding in that repeat
-AL: drafted tokens that are accepted per target call
-prompts needed: so many make x lossless differ from 1 at 95 %, in four of five such runs"""
-
-
-def show(tables: Mapping[str, Sequence[Row]]) -> str:
-    """Return the printed text: every method at its fastest K, and the lengths of answers."""
-    width, texts = width_of_terminal(WIDEST), [speeds(tables["throughput"])]
-    texts += [textwrap.fill(line, width, subsequent_indent="    ") for line in LEGEND.split("\n")]
-    named, last = [row | {"name": name(row)} for row in tables["answers"]], "length_ratio_se"
-    known = {column for row in named for column in row if row[column] not in (None, "")}
-    heads = {column: head for column, head in ANSWERS.items() if column in known | {last}}
-    texts.append(columns(named, heads, "\nwhole answers", last))
-    return "\n".join(texts)
+AL: drafted tokens that are accepted per target call"""
 
 
 def speeds(rows: Sequence[Row]) -> str:
@@ -159,3 +147,47 @@ def _shown(row: Row) -> Row:
     names |= {head: f"{row[head]:.2f}" for head in rest if row[head] is not None}
     kl = 0.0 if row["method"] in BASELINES else row["emitted_kl_per_token"]
     return row | names | {"speed": speed, "range": f"{low}–{high}", "kl": kl}
+
+
+def speed_rows(runs: Mapping[Config, Runs], seed: int = 0) -> list[Row]:
+    """Return one dictionary per config.
+
+    Speeds are medians over timed repeats, speed-ups are medians of ratios within a repeat. The
+    columns ``_low`` and ``_high`` are the INTERVAL percentiles over resampled prompts or batches;
+    all configs of a batch size have the same resamples.
+    """
+    return [_row(line, runs, seed) for line in runs]
+
+
+def _row(line: Config, runs: Mapping[Config, Runs], seed: int) -> Row:
+    line_runs = runs[line]
+    draws = resamples(len(line_runs.timed[0]), seed)
+    row: Row = dict.fromkeys(COLUMNS) | line.columns
+    row |= {
+        "tokens_per_second_min": float(line_runs.speeds.min()),
+        "tokens_per_second_max": float(line_runs.speeds.max()),
+        "tokens": line_runs.total("tokens"),
+    }
+    row |= spread("tokens_per_second", line_runs.speeds, line_runs.drawn(draws))
+    for column, rival in (
+        ("speedup_over_plain", Config(PLAIN, 0, batch=line.batch)),
+        ("speedup_over_hf_plain", Config(HF_PLAIN, 0, batch=line.batch)),
+        ("speedup_over_hf_assisted", Config(HF_ASSISTED, line.num_draft_tokens, batch=line.batch)),
+    ):
+        if rival in runs:
+            drawn = line_runs.drawn(draws) / runs[rival].drawn(draws)
+            ratios = spread(column, line_runs.speeds / runs[rival].speeds, drawn)
+            row |= {key: value for key, value in ratios.items() if key in row}
+    if "target_calls" in line_runs.metered[0]:
+        row |= {
+            "target_calls": line_runs.total("target_calls"),
+            "accepted_per_call": line_runs.ratio("accepted", "row_calls"),
+            "tokens_per_call": line_runs.ratio("tokens", "row_calls"),
+            "outside_forwards": line_runs.share([2, 3]),
+        }
+    if "kl" in line_runs.metered[0]:
+        row |= {
+            "emitted_kl_per_token": line_runs.ratio("kl", "tokens"),
+            "largest_row_kl": max(record["largest_row_kl"] for record in line_runs.metered),
+        }
+    return row

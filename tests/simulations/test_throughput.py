@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from cactus_theory.base.prompts import Prompt
+from simulations import throughput as command
 from simulations.__main__ import main
+from simulations.common.decode import Harness
 from simulations.common.grid import Config
 from simulations.common.inputs import prompt_ids
 from simulations.common.results import read_csv
-from simulations.throughput import command, table
 
 SMALL = (
     "throughput --policy speculative --policy band:price=1 --policy band:price=0.1 "
@@ -35,16 +36,16 @@ def lines_of(out: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Return the folder of a run that died after seven decodes and was taken up, without rich."""
-    out, real, made = tmp_path_factory.mktemp("run"), table.record, []
+    out, real, made = tmp_path_factory.mktemp("run"), Harness.decode, []
 
-    def dies_after_seven(*arguments):
+    def dies_after_seven(*arguments, **options):
         if len(made) == 7:
             raise RuntimeError("killed")
         made.append(1)
-        return real(*arguments)
+        return real(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as deadly:
-        deadly.setattr(table, "record", dies_after_seven)
+        deadly.setattr(Harness, "decode", dies_after_seven)
         assert main(call(out)) == 2
     kept = lines_of(out)
     assert main(call(out)) == 0
@@ -77,18 +78,6 @@ def test_a_large_target_has_all_cores(tmp_path: Path, monkeypatch, large, thread
     finally:
         torch.set_num_threads(1)
     assert read_csv(tmp_path / "throughput.csv")[1]["machine"].endswith(f", {threads}")
-
-
-def test_answers_have_a_table_of_their_own(tmp_path: Path, capsys) -> None:
-    small = ["throughput", "--policy", "speculative", "--policy", "band:price=0.1", *SMALL[11:]]
-    small += ["--baselines", "--batch", "2"]
-    small += ["--repeats", "0", "--dtype", "bfloat16"]
-    assert main([*small, "--out", str(tmp_path)]) == 0
-    (lossless, band), notes = read_csv(tmp_path / "answers.csv")
-    assert lossless["length_ratio"] == "" and notes["dtype"] == "bfloat16"
-    assert float(band["raised_off_head_per_1000"]) > 0 == float(lossless["emitted_kl_per_token"])
-    assert band["seconds_per_answer"] == "" and band["answers"] == "2"
-    assert "whole answers" in capsys.readouterr().out
 
 
 def test_prompts_may_go_on_a_text_and_another_token_may_end_it(monkeypatch) -> None:
