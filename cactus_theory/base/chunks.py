@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cactus_theory.base.tensors import AT_ONCE, normalised
+from cactus_theory.base.tensors import AT_ONCE, from_numpy, normalised
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
@@ -57,7 +57,7 @@ def _empty(count: int, like: Tensor) -> Tensor:
     """Return memory for ``count`` rows: on a CPU numpy's, in huge pages where there are any."""
     if like.device.type != "cpu" or like.dtype != torch.float64:
         return like.new_empty(count, *like.shape[1:])
-    return torch.from_numpy(np.empty((count, *like.shape[1:])))
+    return from_numpy(np.empty((count, *like.shape[1:])))
 
 
 def _some(rows: Tensor, at: slice) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import wraps
 from inspect import isfunction, signature
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -36,9 +36,10 @@ def copied(value: Any) -> Any:
         return _once(value).clone().expand(value.shape)
     if isinstance(value, np.ndarray):
         # an array over bytes cannot be made writable again; an array with its own memory can
+        value = cast(np.ndarray, value)
         return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape)
     if isinstance(value, tuple | list):
-        parts = map(copied, value)
+        parts = map(copied, value := cast(Any, value))
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if is_dataclass(value) and not isinstance(value, type):
         entries = (entry.name for entry in fields(value) if entry.init)
@@ -53,7 +54,7 @@ def _once(rows: Tensor) -> Tensor:
 
 def _changed(copy: Any, value: Any) -> bool:
     if isinstance(copy, tuple | list):
-        return any(map(_changed, copy, value))
+        return any(map(_changed, cast(Any, copy), value))
     if isinstance(copy, np.ndarray):
         return copy.tobytes() != value.tobytes()
     if not isinstance(copy, Tensor) or copy.is_cuda:  # a comparison would wait for the GPU
@@ -63,7 +64,7 @@ def _changed(copy: Any, value: Any) -> bool:
 
 
 @contextmanager
-def lent(name: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+def lent(name: str, *values: Any) -> Generator[tuple[Any, ...]]:
     """Lend copies of rows to the rule called ``name``; ValueError if the rule writes into them."""
     copies, how = copied(values), "they were changed"
     try:
@@ -102,7 +103,7 @@ def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Te
         return rows
     wrong = ~((total > 0) & (total < torch.inf)) & judged()
     if bool(wrong.any()):
-        row = rows[wrong][0].tolist()
+        row = cast(Any, rows[wrong][0]).tolist()
         raise ValueError(f"{name}: must return rows of positive, finite mass; got {row!r:.80}")
     return rows
 
@@ -127,10 +128,10 @@ def guard(kind: Any) -> None:
             f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
             f"verifier of blocks reached a row, got {takes}"
         )
-    hooks = {name for base in kind.__mro__ if is_own(base) for name in vars(base)}
+    hooks = {name for base in kind.__mro__ if is_own(base) for name in base.__dict__}
     for name in hooks:
-        owner = next(base for base in kind.__mro__ if name in vars(base))
-        method = vars(owner)[name]
+        owner = next(base for base in kind.__mro__ if name in base.__dict__)
+        method = owner.__dict__[name]
         foreign = not is_own(owner) and not hasattr(method, "lends_copies")
         if isfunction(method) and not name.startswith("__") and foreign:
             setattr(kind, name, _guarded(method))

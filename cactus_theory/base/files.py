@@ -5,7 +5,7 @@ import os
 import tempfile
 from errno import EISDIR
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from cactus_theory.base import arguments as check
 
@@ -96,9 +96,9 @@ def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise OSError(f"{path}: must be a readable file; {error.strerror or error}") from None
-    content = parsed_json(f"{path}: must be a JSON file", text)
-    format_name = content.get("format") if isinstance(content, dict) else None
-    if format_name != kind:
+    parsed = parsed_json(f"{path}: must be a JSON file", text)
+    content = cast(dict[str, Any], parsed) if isinstance(parsed, dict) else {}
+    if (format_name := content.get("format")) != kind:
         other = "this is something else" if format_name is None else f"got {format_name!r:.60}"
         raise ValueError(f"{path}: must say format {kind!r}; {other}")
     if content.get("version") != version:

@@ -4,16 +4,17 @@ import argparse
 import re
 import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 Parser = argparse.ArgumentParser
 Raw = argparse.RawDescriptionHelpFormatter
 # group → command → a line about it, the flags of its example, and further entries for its program
 Groups = Mapping[str, Mapping[str, tuple[Any, ...]]]
 EXAMPLE_WIDTH = 74  # columns, of 80
+SubParsers = cast(Any, argparse)._SubParsersAction  # a class without a public name
 
 
-class _Commands(argparse._SubParsersAction):
+class _Commands(SubParsers):
     """Declare only the chosen command's flags, as others may need packages that are missing."""
 
     undeclared: dict[str, Callable[[str, Parser], None]]
@@ -21,7 +22,7 @@ class _Commands(argparse._SubParsersAction):
     def __call__(self, parser: Parser, namespace: Any, values: Any, option: Any = None) -> None:
         if declare := self.undeclared.pop(values[0], None):
             declare(values[0], self.choices[values[0]])
-        super().__call__(parser, namespace, values, option)
+        SubParsers.__call__(self, parser, namespace, values, option)
 
 
 def add_commands(

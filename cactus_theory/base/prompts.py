@@ -30,7 +30,7 @@ class Prompt:
     text: str
     messages: Messages | None = None
     later: tuple[str, ...] = ()
-    columns: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
     place: str = "--prompt: the text"
 
     @property
@@ -86,8 +86,9 @@ def _prompt(place: str, line: str) -> Prompt:
     if key == "messages":
         messages = _messages(place, value)
         return Prompt(messages[-1]["content"], messages, columns=record, place=place)
-    _must("hold a list under 'turns'", place, key != "turns" or isinstance(value, list), value)
-    turns = [_text(place, key, turn) for turn in (value if key == "turns" else [value])]
+    written: Any = value if key == "turns" else [value]
+    _must("hold a list under 'turns'", place, isinstance(written, list), written)
+    turns = [_text(place, key, turn) for turn in written]
     return Prompt(turns[0], later=tuple(turns[1:]), columns=record, place=place)
 
 
@@ -109,8 +110,8 @@ def is_utf8(text: str) -> bool:
 
 def _messages(place: str, value: Any) -> Messages:
     """Return the messages of a chat; ValueError unless the last one is a user's."""
-    listed = isinstance(value, list) and all(isinstance(message, dict) for message in value)
-    _must("hold a list of messages", place, listed, value)
+    _must("hold a list of messages", place, isinstance(value, list), value)
+    _must("hold a list of messages", place, all(isinstance(item, dict) for item in value), value)
     messages = tuple(_message(place, message) for message in value)
     role = messages[-1]["role"]
     _must("end with a message of the user, which is answered", place, role == "user", role)
@@ -185,7 +186,7 @@ class Rendering:
     def notes(self, prompts: Sequence[Prompt], tokenizer: Any, whole: bool = False) -> list[str]:
         """Return notes on prompts: columns, further turns, the template, the first prompt."""
         templated = [self.messages(prompt) is not None for prompt in prompts]
-        lines = []
+        lines: list[str] = []
         if columns := dict.fromkeys(name for prompt in prompts for name in prompt.columns):
             lines.append(f"columns beside the prompts, which no model reads: {', '.join(columns)}")
         if longer := [prompt for prompt in prompts if prompt.later]:

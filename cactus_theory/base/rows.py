@@ -62,7 +62,7 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
         raise ValueError(f"{path}: only .npz holds named arrays; got {suffix!r}")
     rows = _numeric(path, _read(path, Path(name), suffix, key))
     if logits:
-        return checked_logits(path, torch.from_numpy(rows)).softmax(-1).numpy()
+        return checked_logits(path, torch.as_tensor(rows, device="cpu")).softmax(-1).numpy()
     return _divided(path, rows) if normalise else rows
 
 

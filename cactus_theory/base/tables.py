@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -153,9 +153,9 @@ def _flat(columns: Columns) -> dict[str, np.ndarray]:
 def plain_json(value: Any) -> Any:
     """Return ``value`` for JSON; infinities and NaN become strings, as JSON has no such numbers."""
     if isinstance(value, dict):
-        return {key: plain_json(item) for key, item in value.items()}
+        return {key: plain_json(item) for key, item in cast(dict[str, Any], value).items()}
     if isinstance(value, list | tuple):
-        return [plain_json(item) for item in value]
+        return [plain_json(item) for item in cast(list[Any], value)]
     if hasattr(value, "tolist"):  # a number or an array of numpy, a tensor
         return plain_json(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
@@ -164,4 +164,4 @@ def plain_json(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    return str(bool(value)) if isinstance(value, bool | np.bool_) else f"{float(value):.6g}"
+    return f"{value}" if isinstance(value, bool | np.bool_) else f"{float(value):.6g}"

@@ -1,7 +1,8 @@
 """Check rows and tensors. Messages name the argument, its allowed values, and the value given."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ LOGITS = "; did you mean logits? Their softmax is probabilities (on the command 
 # most entries (rows times vocabulary) that are computed at once, but always one row at least:
 # larger temporaries are mapped anew at every call; with 2^18 laws took up to five times as long
 AT_ONCE = 1 << 16
+# torch declares no types for these two; a tensor with an axis gives a list, nested if it has more
+from_numpy: Callable[[np.ndarray], Tensor] = cast(Any, torch).from_numpy
+as_list: Callable[[Tensor], list[Any]] = methodcaller("tolist")
 
 
 def as_tensor(name: str, value: ArrayLike) -> Tensor:
@@ -45,7 +49,7 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
-        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+        tensor = from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     if tensor.dtype not in ROW_SUM_TOLERANCE:
         raise TypeError(
             f"{name}: dtype must be float64, float32, float16 or bfloat16; got {tensor.dtype}"
@@ -64,7 +68,7 @@ def check_tensor(name: str, value: Any, must_be: str, *dtypes: torch.dtype) -> N
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:
-    return tuple(mask.nonzero()[0].tolist())
+    return tuple(as_list(mask.nonzero()[0]))
 
 
 def place(at: Sequence[int], shape: Sequence[int]) -> str:
@@ -85,8 +89,8 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     if probs.is_cuda or probs.numel() == 0:
         return
     # a few rows at a time, so that the second pass finds them in the CPU's cache
-    least, most, sums = zip(*map(_range_and_sums, torch.atleast_2d(probs).split(
-        max(1, AT_ONCE * len(probs) // probs.numel())
+    least, most, sums = zip(*map(_range_and_sums, torch.split(
+        probs[None] if probs.ndim == 1 else probs, max(1, AT_ONCE * len(probs) // probs.numel())
     )), strict=True)  # fmt: skip
     least, most = torch.stack(least).amin(), torch.stack(most).amax()
     if not bool((least >= 0) & (most < torch.inf)):  # for rows with NaN both are NaN
@@ -173,8 +177,8 @@ def checked_rows(
     if target.shape == draft.shape:
         return target, draft
     try:
-        shape = torch.broadcast_shapes(target.shape, draft.shape)
-    except RuntimeError:
+        shape = np.broadcast_shapes(target.shape, draft.shape)
+    except ValueError:
         raise ValueError(
             f"{names[1]}: shape must broadcast with {names[0]} {tuple(target.shape)}; "
             f"got {tuple(draft.shape)}"
@@ -195,7 +199,7 @@ def like(value: Tensor, original: ArrayLike) -> Any:
     if isinstance(original, Tensor):
         return value.to(original.dtype)
     array = value.numpy()
-    return array.astype(original.dtype) if isinstance(original, np.ndarray) else array
+    return array.astype(cast(Any, original).dtype) if isinstance(original, np.ndarray) else array
 
 
 def scalar_like(value: Tensor, original: ArrayLike) -> Any:

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, ParamSpec
 
@@ -69,7 +69,7 @@ def interrupted(command: str, kept: str | None = None) -> int:
 
 
 @contextmanager
-def importing(command: str) -> Iterator[None]:
+def importing(command: str) -> Generator[None]:
     """End the process as :func:`interrupted` if Ctrl-C comes while a command's modules load."""
     try:
         yield

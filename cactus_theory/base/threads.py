@@ -6,7 +6,7 @@ and rows are handled in many small operations.
 """
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ def _library() -> Any:
 
 
 _LIBRARY = _library()
-_SET_MKL = getattr(_LIBRARY, "MKL_Set_Num_Threads_Local", lambda count: 0)
+_SET_MKL = getattr(_LIBRARY, "MKL_Set_Num_Threads_Local", int)  # without MKL, without effect
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None]:
     """Let PyTorch compute on the calling thread alone, as a ``with`` block or a decorator.
 
     OpenMP and MKL keep a number of threads for each thread that calls them. Only the number of the

@@ -1,6 +1,6 @@
 """Divergences of an emitted row h from a target row q, and what the optimum needs of each."""
 
-from cactus_theory.divergences import classical as _classical  # registers them  # noqa: F401
+from cactus_theory.divergences import classical as classical  # registers them
 from cactus_theory.divergences.definition import Divergence, FDivergence, list_divergences
 from cactus_theory.divergences.definition import read_divergence as read_divergence
 from cactus_theory.divergences.definition import register_divergence as register_divergence

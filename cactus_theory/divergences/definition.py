@@ -10,7 +10,7 @@ Source of the definitions: Csiszár 1967; Liese & Vajda 2006; van Erven & Harrem
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -219,7 +219,7 @@ def register_divergence(kind: Kind) -> Kind:
     >>> ct.divergence("information").value(torch.tensor([0.5, 0.5]), torch.tensor([0.2, 0.8]))
     tensor(0.2231, dtype=torch.float64)
     """
-    if not (isinstance(kind, type) and issubclass(kind, Divergence)):
+    if not (isinstance(given := cast(Any, kind), type) and issubclass(given, Divergence)):
         raise TypeError(f"divergence: must be a Divergence class; got {kind!r}")
     if kind.name == Divergence.name or DIVERGENCES.taken(kind.name, kind):
         raise ValueError(f"name: must be set and not registered already; got {kind.name!r}")
@@ -228,7 +228,7 @@ def register_divergence(kind: Kind) -> Kind:
             f"example: must name the knobs {', '.join(knobs) or 'none'} of {kind.name}; "
             f"got {kind.example!r}"
         )
-    _check_generator(kind(**kind.example))
+    _check_generator(given(**given.example))
     DIVERGENCES.add(kind.name, kind)
     return kind
 
@@ -281,14 +281,14 @@ def read_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     if not (isinstance(spec, str) and names_a_file(spec)):
         return known_divergence(spec, **knobs)
     entry, _ = DIVERGENCES.read(spec)
-    kind = entry if isinstance(entry, type) else type(entry)
+    kind: type[Divergence] = entry if isinstance(entry, type) else type(entry)
     if DIVERGENCES.known.get(kind.name) is not kind:
         register_divergence(kind)
     values = merged_knobs(spec, knobs)
     return _built(kind, spec, values) if isinstance(entry, type) or values else entry
 
 
-def known_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
+def known_divergence(spec: Any, **knobs: Any) -> Divergence:
     """Return the divergence of a name that stands in data or a request; no file is read."""
     if isinstance(spec, Divergence):
         return spec
