@@ -26,8 +26,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
+from cactus_theory.base.tensors import from_numpy
 from cactus_theory.base.tolerances import LEAST, MOST
 from cactus_theory.divergences import FDivergence
 from cactus_theory.divergences import classical as known
@@ -42,7 +42,7 @@ COSTS = known.KL, known.JensenShannon
 # share of P up to which U needs no search, as U ≥ P; below 1 since sums of rows may miss 1
 SURE = 1 - 2e-4
 # c and a of f″(t) = c t^(a−2); a = NaN stands for the Jensen-Shannon divergence, ½/(t(1 + t))
-CURVES = {
+CURVES: dict[type, tuple[float, float]] = {
     known.KL: (1.0, 1.0),
     known.ReverseKL: (1.0, 0.0),
     known.PearsonChi2: (2.0, 2.0),
@@ -90,7 +90,7 @@ def warm() -> None:
         compiled.directions_of(q, p, row.band, np.empty(0), q)
 
 
-def curve_of(f: Any) -> tuple[float, float] | None:
+def curve_of(f: object) -> tuple[float, float] | None:
     """Return c and a of an f-divergence whose f′ is compiled, None for other divergences."""
     return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))
 
@@ -98,7 +98,7 @@ def curve_of(f: Any) -> tuple[float, float] | None:
 def costs_of(f: FDivergence, ratios: Row) -> Row:
     """Return f(t) − f′(1)(t − 1) of ratios t, by a compiled loop if there is one."""
     if type(f) not in COSTS:
-        return f.centred(torch.from_numpy(ratios)).numpy()
+        return f.centred(from_numpy(ratios)).numpy()
     loops().write_costs(ratios, type(f) is known.KL, costs := np.empty_like(ratios))
     return costs
 
@@ -194,8 +194,8 @@ class NodeRow:
         out *= q
 
     @property
-    def band(self) -> tuple[float, float, float, Any]:
-        """Return A, U, P and the boxes for compiled loops, once solved."""
+    def band(self) -> tuple[float, float, float, Any] | None:
+        """Return A, U, P and the boxes for compiled loops, once solved; None if h is no band."""
         return self.scale, min(self.upper, MOST), self.unit, self.boxes
 
 
@@ -293,7 +293,7 @@ class BudgetRow(NodeRow):
         row = q, p, cost, endless, curve, self.delta, unit, drafted, (least, most), FREE
         self.upper, self.scale, found = loops().edges_within(*row)
         if not found:
-            target, draft = (torch.from_numpy(row[None]).double() for row in (q, p))
+            target, draft = (from_numpy(row[None]).double() for row in (q, p))
             target, draft = target / target.sum(), draft / draft.sum()
             lower, upper = edges(target, draft, self.f, "delta", self.delta)
             self.upper, self.scale = unit * float(upper), unit * float(lower)

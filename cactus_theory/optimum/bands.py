@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.chunks import parts_of
-from cactus_theory.base.tensors import normalised
+from cactus_theory.base.tensors import as_list, normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import KL
@@ -98,7 +98,7 @@ class Bands:
         ratios = torch.where(ratios > 0, ratios, 1.0)
         h = torch.empty(flat_q.shape, dtype=torch.float64, device=q.device)
         if q.device.type == "cpu" and self._by_row:
-            rows = zip(h.numpy(), flat_q.numpy(), flat_p.numpy(), ratios.tolist(), strict=True)
+            rows = zip(h.numpy(), flat_q.numpy(), flat_p.numpy(), as_list(ratios), strict=True)
             for out, own_q, own_p, ratio in rows:
                 row = self.row(own_q, own_p, ratio)
                 assert row is not None

@@ -112,7 +112,7 @@ def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Row
 
     out = torch.empty_like(q)
     for row in range(len(q)):
-        excess = lambda edge, row=row: float(row_at(edge, row).sum()) - 1  # noqa: E731
-        edge = rising_root(excess, 1 / MOST, MOST, 1.0, SETTLED, 1.0)
+        edge = rising_root(lambda edge, row=row: float(row_at(edge, row).sum()) - 1,
+                           1 / MOST, MOST, 1.0, SETTLED, 1.0)  # fmt: skip
         out[row] = row_at(edge, row)
     return out

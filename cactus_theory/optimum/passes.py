@@ -9,21 +9,21 @@ vectorised, several tokens at once; math.log takes one token at a time.
 import math
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import njit
-from numba.core.caching import FunctionCache, IndexDataCacheFile
-from numba.core.serialize import dumps
 
 from cactus_theory.base import tolerances
 from cactus_theory.base.files import first_line
 from cactus_theory.base.tolerances import LEAST
 
+caching, serialize = map(import_module, ("numba.core.caching", "numba.core.serialize"))  # untyped
 Row = np.ndarray
 # boxes: the least q of the head, ids of tokens that must not fall, and their ceilings C
 Boxes = tuple[float, Row, Row]
@@ -40,7 +40,7 @@ FILES = [Path(tolerances.__file__), *sorted(Path(__file__).parent.glob("*.py"))]
 SOURCES = sha256(b"".join(file.read_bytes() for file in FILES)).digest()
 
 
-class _Entries(IndexDataCacheFile):
+class _Entries(caching.IndexDataCacheFile):
     """numba's cache files of one loop; a damaged file or a full disk costs only a warning and time.
 
     Entries carry a digest of code and signature. Without the digest machine code with a changed
@@ -51,18 +51,19 @@ class _Entries(IndexDataCacheFile):
 
     def load(self, key: Any) -> Any:
         with self._unless_broken():
-            if (kept := super().load(key)) is not None:
+            if (kept := caching.IndexDataCacheFile.load(self, key)) is not None:
                 if sha256(kept[1] + repr(key).encode()).digest() != kept[0]:
                     raise ValueError("an entry was changed")
                 return pickle.loads(kept[1])
 
     def save(self, key: Any, data: Any) -> None:
         with self._unless_broken():
-            entry = dumps(data)
-            super().save(key, (sha256(entry + repr(key).encode()).digest(), entry))
+            entry = serialize.dumps(data)
+            signed = sha256(entry + repr(key).encode()).digest(), entry
+            caching.IndexDataCacheFile.save(self, key, signed)
 
     @contextmanager
-    def _unless_broken(self) -> Iterator[None]:
+    def _unless_broken(self) -> Generator[None]:
         try:
             yield
         except Exception as error:  # of pickles, of the disk
@@ -85,10 +86,9 @@ def compiled(function: Callable[..., Any]) -> Any:
     Its sums may be added up in any order (SIMD). Infinities and NaN are kept, and x/0 gives one of
     them.
     """
-    options = {"nogil": True, "fastmath": {"reassoc", "contract"}, "error_model": "numpy"}
-    loop: Any = njit(**options)(function)
+    loop: Any = njit(nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")(function)
     with suppress(RuntimeError):  # numba finds no folder that can be written
-        loop._cache = cache = FunctionCache(function)
+        loop._cache = cache = caching.FunctionCache(function)
         cache._cache_file = _Entries(cache.cache_path, cache._impl.filename_base, SOURCES)
     return loop
 

@@ -297,6 +297,6 @@ class OneTokenRow(NodeRow):
         out[self.token] = 1.0
 
     @property
-    def band(self) -> None:  # type: ignore[override]
+    def band(self) -> None:
         """Return None: loops over bands cannot read this row, so it is written."""
         return None

@@ -95,12 +95,12 @@ def selection_law(
         )
     check.whole_number("k", k, 1)
     count = math.prod(target.shape[:-1])
-    ids = [[]] * count if kind == "iid" else _ids_of_rows(deterministic, target.shape)
+    ids = [list[int]()] * count if kind == "iid" else _ids_of_rows(deterministic, target.shape)
 
     def laws(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor]:
         rows = zip(q.cpu().numpy(), p.cpu().numpy(), ids[at], strict=True)
         law = np.reshape([_law(*row, k, kind) for row in rows], q.shape)
-        return (torch.from_numpy(law).to(target),)
+        return (tensors.from_numpy(law).to(target),)
 
     parts = ((at, laws(at, *rows)) for at, rows in in_parts(target, draft))
     (law,) = joined(parts, count)
@@ -124,7 +124,7 @@ def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:
             f"deterministic: shape must be (m,) or {tuple(shape[:-1])} and m; "
             f"got {tuple(ids.shape)}"
         ) from None
-    rows = [sorted({*row} - {-1}) for row in ids.reshape(-1, ids.shape[-1]).tolist()]
+    rows = [sorted({*row} - {-1}) for row in tensors.as_list(ids.reshape(-1, ids.shape[-1]))]
     if not all(rows):
         raise ValueError(f"deterministic: must hold a token of each row; got {deterministic!r}")
     return rows

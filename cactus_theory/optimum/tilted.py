@@ -104,7 +104,7 @@ def tilted_acceptance(
     0.6698 by nats alone
     """
     target, draft = tensors.checked_rows(target_probs, draft_probs, normalise)
-    batch, like = target.shape[:-1], {"dtype": torch.float64, "device": target.device}
+    batch, like = target.shape[:-1], dict[str, Any](dtype=torch.float64, device=target.device)
     try:
         own = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
     except (RuntimeError, TypeError, ValueError) as error:
