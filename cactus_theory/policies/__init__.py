@@ -1,12 +1,12 @@
 """The policies. Importing this package registers every policy of the package by name."""
 
-from cactus_theory.policies import (  # noqa: F401, I001  (the order in which they are listed)
-    raised,
-    cactus,
-    band,
-    accepted_sets,
-    reshaped,
-    regret,
+from cactus_theory.policies import (  # noqa: I001  (the order in which they are listed)
+    raised as raised,
+    cactus as cactus,
+    band as band,
+    accepted_sets as accepted_sets,
+    reshaped as reshaped,
+    regret as regret,
 )
 from cactus_theory.policies.policy import Policy as Policy
 from cactus_theory.policies._base_classes import Entrywise, FixedTarget, SharedResidual

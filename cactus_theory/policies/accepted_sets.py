@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -37,7 +37,7 @@ class AcceptedSet(SharedResidual):
     ``accepted`` a draw from q among the accepted tokens.
     """
 
-    recover: str = "argmax"
+    recover: Any = "argmax"  # or "target", "accepted"
 
     @abstractmethod
     def chosen(self, q: Rows) -> Bool[Tensor, "*batch vocab"]:

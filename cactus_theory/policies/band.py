@@ -208,7 +208,7 @@ class Band(Tilted, FixedTarget):
 
 def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...]:
     """Return the ids in text such as ``2+151645``, each once, with ``ends`` in place of ``eos``."""
-    parts = set(text.split("+")) if text else set()
+    parts = set(text.split("+")) if text else set[str]()
     if not all(part.isascii() and part.isdigit() for part in parts - {EOS}):
         raise ValueError(f"{name}: must be token ids, as 2+151645, or eos; got {text!r:.80}")
     if EOS in parts and not ends:

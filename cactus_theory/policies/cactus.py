@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from cactus_theory.base.roots import convex_root
-from cactus_theory.base.tensors import float64_rows
+from cactus_theory.base.tensors import float64_rows, from_numpy
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.band_row import loops
 from cactus_theory.policies._base_classes import PerProposal
@@ -64,7 +65,7 @@ class Cactus(PerProposal):
         compiled.write_raised(
             q_n.flatten().numpy(), min(2 * self.delta, MOST), out := np.empty(q_n.numel())
         )
-        return torch.from_numpy(out).view(q_n.shape)
+        return from_numpy(out).view(q_n.shape)
 
 
 @register("cactus_exact")
@@ -104,7 +105,7 @@ class CactusExact(PerProposal):
         if kind.generator is None:
             return q_n * kind.ceiling(torch.full_like(q_n, self.delta))
         # tokens in one cell of a cut trace have equal q, and a search takes as long as many sorts
-        q, places = (q_n, ...) if q_n.numel() < MANY else q_n.unique(return_inverse=True)
+        q, places = (q_n, ...) if q_n.numel() < MANY else cast(Any, q_n).unique(return_inverse=True)
         f, delta = kind.generator, kind.to_generator(torch.full_like(q, self.delta))
         gamma = convex_root(lambda gamma: f.two_points(gamma, q), torch.ones_like(q), q, delta)
         return gamma[places]

@@ -20,7 +20,6 @@ NotNegative = Annotated[float, partial(check.number, low=0)]
 Share = Annotated[float, partial(check.number, low=0, high=1)]
 PositiveShare = Annotated[float, partial(check.number, low=0, high=1, open_low=True)]
 Count = Annotated[int, partial(check.as_whole_number, low=1)]
-DivergenceSpec = Annotated[str, lambda name, value: known_divergence(value).spec]
 
 
 @lru_cache(maxsize=256)
@@ -34,7 +33,7 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
         signature = inspect.signature(kind, eval_str=True)
     except (NameError, TypeError, SyntaxError):  # text that only a type checker can read
         signature = inspect.signature(kind)
-    knobs = {}
+    knobs: dict[str, inspect.Parameter] = {}
     for name, entry in signature.parameters.items():
         if entry.kind in (entry.POSITIONAL_OR_KEYWORD, entry.KEYWORD_ONLY):
             if entry.annotation is MISSING or isinstance(entry.annotation, str):
@@ -102,12 +101,17 @@ def _yes_or_no(name: str, value: Any) -> bool:
     return truth
 
 
+def _spec(name: str, value: str) -> str:
+    return known_divergence(value).spec
+
+
 def _text(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name}: must be text; got {value!r}")
     return value
 
 
+DivergenceSpec = Annotated[str, _spec]
 READERS: dict[type, Callable[[str, Any], Any]] = {
     bool: _yes_or_no,
     float: check.as_number,

@@ -18,7 +18,7 @@ POLICIES: Registry[Any] = Registry(
 )
 
 
-def register(name: str) -> Callable[[Kind], Kind]:
+def register(name: str | Any) -> Callable[[Kind], Kind]:
     """Make a policy class, or a function under ``@ct.rule``, available by name.
 
     ``ct.policy``, the command line, every audit and every test then find the policy.
@@ -54,7 +54,7 @@ def register(name: str) -> Callable[[Kind], Kind]:
     return add
 
 
-def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
+def read_policy(spec: str | Policy | type[Policy] | Any, **knobs: Any) -> Policy:
     """Return the policy named by ``spec``, such as ``policy("band", price=2.0)``.
 
     ``policy("band:price=2.0")`` means the same; see :func:`list_policies` for names and knobs.
@@ -96,14 +96,13 @@ def read_policy(spec: str | Policy | type[Policy], **knobs: Any) -> Policy:
     return _at_knobs(_known(name), name, spec, values)
 
 
-def class_of(spec: str | Policy | type[Policy]) -> type[Policy]:
+def class_of(spec: Any) -> type[Policy]:
     """Return the class of the policy that a spec names; raises as :func:`read_policy`."""
-    entry: Any = spec
     if isinstance(spec, str):
-        entry = POLICIES.read(spec)[0] if names_a_file(spec) else _known(parse_spec(spec)[0])
+        spec = POLICIES.read(spec)[0] if names_a_file(spec) else _known(parse_spec(spec)[0])
     elif not isinstance(spec, Policy | type):
         raise TypeError(f"policy: must be a spec string or a Policy; got {spec!r}")
-    return entry if isinstance(entry, type) else type(entry)
+    return spec if isinstance(spec, type) else type(spec)
 
 
 def _known(name: str) -> Any:

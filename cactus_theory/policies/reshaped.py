@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from cactus_theory.base.tensors import ungraphed
+from cactus_theory.base.tensors import from_numpy, ungraphed
 from cactus_theory.base.tolerances import LEAST
 from cactus_theory.divergences.definition import known_divergence
 from cactus_theory.optimum.band_row import DraftRow, NodeRow, loops
@@ -69,7 +69,7 @@ class Fuzzy(FixedTarget):
         """Return q or p as the row h; None where p has mass that the target excludes."""
         if loops() is None:
             return None
-        if not bool(self.takes_draft(*(torch.from_numpy(row) for row in (q, p)))):
+        if not bool(self.takes_draft(*(from_numpy(row) for row in (q, p)))):
             return NodeRow(alive)
         return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
 

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from cactus_theory.base import arguments as check
 from cactus_theory.base.copies import lawful, lent, numbers
-from cactus_theory.base.tensors import ungraphed
+from cactus_theory.base.tensors import as_list, from_numpy, ungraphed
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import knob_values
 from cactus_theory.policies._base_classes import FixedTarget, SharedResidual
@@ -73,17 +74,17 @@ class FunctionPolicy(Policy):
         shape = torch.Size() if single else q.shape[-1:]
         if not len(row):
             return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
-        named, start, answers = inspect.signature(function).parameters, time.monotonic(), []
+        named, answers = inspect.signature(function).parameters, list[Tensor]()
         knobs = {knob: value for knob, value in vars(self).items() if knob in named}
-        asked = (row,) if token is None else (row, token)
+        asked, start = (row,) if token is None else (row, token), time.monotonic()
         if source.vectorised:
             step = max(1, ENTRIES // q.shape[-1])
-            for at, *ids in zip(*(part.split(step) for part in asked), strict=True):
+            for at, *ids in zip(*(torch.split(part, step) for part in asked), strict=True):
                 with lent(name, _picked(q, at), _picked(p, at), *ids) as copies:
                     answers.append(_answer(name, function(*copies, **knobs), (len(at), *shape)))
         else:
             with lent(name, *(part.detach().cpu().numpy() for part in (q, p))) as (q_rows, p_rows):
-                for at, *n in zip(*(part.tolist() for part in asked), strict=True):
+                for at, *n in zip(*map(as_list, asked), strict=True):
                     answer = function(q_rows[at], p_rows[at], *n, **knobs)
                     answers.append(_answer(name, answer, shape)[None])
             if (taken := time.monotonic() - start) > SLOW_SECONDS:
@@ -100,7 +101,7 @@ def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
     if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
         found = answer.detach().to(torch.float64, copy=True)
     else:
-        found = torch.from_numpy(np.array(answer, dtype=np.float64))
+        found = from_numpy(np.array(answer, dtype=np.float64))
     if found.shape != shape:
         due = f"shape {tuple(shape)}" if shape else "one number"
         raise ValueError(f"{name}: must return {due}; got shape {tuple(found.shape)}")
@@ -152,7 +153,7 @@ class FunctionTarget(FunctionPolicy, FixedTarget):
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return the rows h (..., V) that the function gives."""
-        q, p = torch.broadcast_tensors(q, p)
+        q, p = (rows.expand(np.broadcast_shapes(q.shape, p.shape)) for rows in (q, p))
         every = torch.arange(q.shape[:-1].numel(), device=q.device)
         return self._answers(self.function, _flat(q), _flat(p), every).reshape(q.shape)
 
@@ -218,11 +219,11 @@ def rule(
     >>> print(f"{seen.acceptance:.2f}, within its budget: {seen.within}")
     0.32, within its budget: True
     """
-    written = {"residual": residual, "vectorised": vectorised}
+    written: dict[str, Any] = {"residual": residual, "vectorised": vectorised}
     written |= {"knob_range": knob_range, "budget": budget}
     if function is None:
-        return lambda f: rule(f, **written, **declared)
-    if not isinstance(vectorised, bool):
+        return partial(rule, **written, **declared)
+    if type(vectorised) is not bool:
         raise ValueError(f"vectorised: must be True or False; got {vectorised!r}")
     count, knobs = _read(function)
     if knob_range is not None and not _rises(knob_range):

@@ -11,7 +11,7 @@ without a tilt, applied to other rows. Verifiers make these rows once a round
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import torch
 from jaxtyping import Float
@@ -56,7 +56,7 @@ def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
     A row without mass, from which no token is drawn, has 0.
     """
     logs = q.double().log()
-    entropy = torch.special.entr(q.double()).sum(-1)
+    entropy = cast(Any, torch.special).entr(q.double()).sum(-1)
     worth = ((1 + tilt) * logs).logsumexp(-1) + tilt * entropy
     return torch.where(worth > -torch.inf, worth, 0.0)
 
