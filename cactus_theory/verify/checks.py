@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,8 +35,8 @@ def verify_tensors(
     """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
-    policies = list(policy) if isinstance(policy, list | tuple) else [policy]
-    policies = [one if isinstance(one, Policy) else read_policy(one) for one in policies]
+    given = cast(Any, policy) if isinstance(policy, list | tuple) else [policy]
+    policies = [one if isinstance(one, Policy) else read_policy(one) for one in given]
     tensors.check_tensor("draft_token_ids", draft_token_ids, "an int64 tensor", torch.int64)
     if validate:
         target_probs, draft_probs = _checked(
@@ -64,7 +64,7 @@ def verify_tensors(
     accept, draw = coins
     assigned, q = assignment(policies, draft_token_ids).seen(target_probs.detach())
     verdict = verifier.verify(assigned, q, draft, accept, draw)
-    if not verdict.last.is_cuda and NO_TOKEN in (last := verdict.last.tolist()):
+    if not verdict.last.is_cuda and NO_TOKEN in (last := tensors.as_list(verdict.last)):
         row = last.index(NO_TOKEN)
         rule = called(policies[row % len(policies)])  # rows are checked: the policy erred
         raise ValueError(
@@ -162,7 +162,7 @@ def _check_ids(ids: Tensor, vocab: int) -> None:
         raise ValueError("draft_token_ids: -1 must end a row's draft; got a token after a -1")
 
 
-def _check_coins(coins: Coins | None, *shapes: tuple[int, ...]) -> None:
+def _check_coins(coins: Sequence[Any] | Tensor | None, *shapes: tuple[int, ...]) -> None:
     if coins is None:
         return
     if not isinstance(coins, Sequence) or len(coins) != 2:
@@ -173,4 +173,4 @@ def _check_coins(coins: Coins | None, *shapes: tuple[int, ...]) -> None:
         if tuple(coin.shape) != shape:
             raise ValueError(f"coins: {name} must have shape {shape}; got {tuple(coin.shape)}")
         if not coin.is_cuda and bool(((coin < 0) | (coin >= 1) | coin.isnan()).any()):
-            raise ValueError(f"coins: {name} must lie in [0, 1); got {coin.tolist()}")
+            raise ValueError(f"coins: {name} must lie in [0, 1); got {tensors.as_list(coin)}")

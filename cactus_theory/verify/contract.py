@@ -173,7 +173,7 @@ class Followed:
     def nodes(self) -> list[Node]:
         """Return the nodes where the tokens were emitted, in order."""
         accepted, path, alive, self.round.raised = self.verdict.on_host
-        count, states = accepted[self.row], [] if alive is None else alive[self.row]
+        count, states = accepted[self.row], list[float]() if alive is None else alive[self.row]
         places = range(count) if path is None else path[self.row][:count]
         nodes = [0, *(place + 1 for place in places)]
         return [

@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from cactus_theory.base.tensors import as_list
 from cactus_theory.policies import Policy
 from cactus_theory.policies.tilt import colder, tilt_of, untilted
 
@@ -97,18 +98,18 @@ class Draft:
         """Return by text the node that each drafted token follows."""
         if self.parents is None:
             return [range(count) for count in self.lengths]
-        pairs = zip((self.parents + 1).tolist(), self.lengths, strict=True)
+        pairs = zip(as_list(self.parents + 1), self.lengths, strict=True)
         return [nodes[:count] for nodes, count in pairs]
 
     @cached_property
     def ids(self) -> list[list[int]]:
         """Return ``token_ids`` as lists."""
-        return self.token_ids.tolist()
+        return as_list(self.token_ids)
 
     @cached_property
     def depths(self) -> list[list[int]]:
         """Return by text the depth of each node: the number of drafted tokens above it."""
-        depths = []
+        depths: list[list[int]] = []
         for above in self.above:
             row_depths = [0]
             for node in above:
@@ -126,8 +127,8 @@ class Draft:
         """Return by text the deterministic ids after each node, for declared trees."""
         assert self.sampled is not None
         flags = ~self.sampled if self.deterministic is None else self.deterministic
-        fixed = [[[] for _ in range(count + 1)] for count in self.lengths]
-        for row, (above, on) in enumerate(zip(self.above, flags.tolist(), strict=True)):
+        fixed = [[list[int]() for _ in range(count + 1)] for count in self.lengths]
+        for row, (above, on) in enumerate(zip(self.above, as_list(flags), strict=True)):
             for node, token in compress(zip(above, self.ids[row], strict=False), on):
                 fixed[row][node].append(token)
         return fixed
@@ -142,7 +143,7 @@ class Draft:
     def first_after(self) -> list[dict[int, int]]:
         """Return by text the place of the first token, or first sampled token, after each node."""
         kept = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
-        rows = zip(self.above, kept.tolist(), strict=True)
+        rows = zip(self.above, as_list(kept), strict=True)
         places = [[*compress(enumerate(above), on)] for above, on in rows]
         return [{node: place for place, node in reversed(own)} for own in places]
 
@@ -155,7 +156,7 @@ class Draft:
     @property
     def lengths(self) -> list[int]:
         """Return ``counts`` as a list."""
-        return self.counts if isinstance(self.counts, list) else self.counts.tolist()
+        return self.counts if isinstance(self.counts, list) else as_list(self.counts)
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Assignment:
 
     @cached_property
     def _numbers(self) -> list[list[int]]:
-        return [] if self.choice is None else self.choice.tolist()
+        return [] if self.choice is None else as_list(self.choice)
 
     def number(self, row: int, node: int) -> int:
         """Return the index of the policy that judges the tokens after a node of a text."""
@@ -293,14 +294,14 @@ class Verdict:
     def rows(self) -> list[list[int]]:
         """Return the emitted ids of each text, as lists."""
         columns = self.num_accepted[:, None], self.last[:, None]
-        table = torch.cat([self.accepted_token_ids, *columns], 1).tolist()  # one transfer
+        table = as_list(torch.cat([self.accepted_token_ids, *columns], 1))  # one transfer
         return [[*ids[:count], token] for *ids, count, token in table]
 
     @cached_property
     def on_host(self) -> list[Any]:
         """Return ``num_accepted``, ``path``, ``alive`` and ``raised`` as lists, or None."""
         fields = self.num_accepted, self.path, self.alive, self.raised
-        return [None if of is None else of.tolist() for of in fields]
+        return [None if of is None else as_list(of) for of in fields]
 
     def nodes(self, row: int) -> list[Any]:
         """Return the nodes where a text's tokens were emitted, in order."""

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.tensors import as_list
 from cactus_theory.base.tolerances import DECIDED
 from cactus_theory.optimum.band_row import loops
 
@@ -97,8 +98,8 @@ def toss(
 
     if isinstance(generator, list):
         table = torch.zeros(batch, width + 1, dtype=torch.float64, device="cpu")
-        for own, length, source in zip(table, lengths.tolist(), generator, strict=True):
-            own[:length], own[width:] = uniform(source, length + 1).cpu().split([length, 1])
+        for own, length, source in zip(table, as_list(lengths), generator, strict=True):
+            own[:length], own[width:] = torch.split(uniform(source, length + 1).cpu(), [length, 1])
     else:
         table = uniform(generator, batch, width + 1)
     table = table.to(device)

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from cactus_theory.base.tensors import normalised
+from cactus_theory.base.tensors import as_list, from_numpy, normalised
 from cactus_theory.base.tolerances import DECIDED, LEAST
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
@@ -74,7 +74,7 @@ class Residual:
     def draw(self, draw: float) -> int:
         """Return the token that a coin draws, NO_TOKEN if the row has no mass, NaN or ∞."""
         if (compiled := loops()) is None:
-            return pick_one(torch.from_numpy(self.row), draw)
+            return pick_one(from_numpy(self.row), draw)
         return compiled.draw_left(self.q, self.p, self.scale, draw)
 
 
@@ -159,10 +159,10 @@ class Node:
         """
         if not self.fixed:
             return self.q if self.token is None else self.drawn_from
-        if isinstance(self.q, np.ndarray):
+        if not isinstance(self.q, Tensor):
             return offered(self.q, self.p, self.fixed)
         sampled = None if self.p is None else self.p.cpu().numpy()
-        return torch.from_numpy(offered(self.q.cpu().numpy(), sampled, self.fixed)).to(self.q)
+        return from_numpy(offered(self.q.cpu().numpy(), sampled, self.fixed)).to(self.q)
 
     @cached_property
     def solved(self) -> NodeRow | None:
@@ -171,7 +171,7 @@ class Node:
         None also if nothing was drafted.
         """
         if not (
-            self.drafted and self.verifier.emits_policy_rows and isinstance(self.q, np.ndarray)
+            self.drafted and self.verifier.emits_policy_rows and not isinstance(self.q, Tensor)
         ):
             return None
         if self.chosen is not None and self.fixed:
@@ -198,8 +198,8 @@ class Node:
             write_laws([self])
             return self.__dict__["law"]
         q, p = (row.astype(np.float64) for row in (self.q, self.offers))
-        self.solved.write(q, p, h := np.empty(self.q.size))
-        return normalised(torch.from_numpy(h))
+        self.solved.write(q, p, h := np.empty(len(self.q)))
+        return normalised(from_numpy(h))
 
     @property
     def accepts_by_phi(self) -> bool:
@@ -285,7 +285,7 @@ class Node:
         Each of the three adds up over the tokens of a text, as charges do.
         """
         q, law = self.q, NodeRow(1.0) if self.lossless else self.solved
-        if loops() is None or not isinstance(q, np.ndarray):
+        if loops() is None or isinstance(q, Tensor):
             return _directions_in_torch(self)
         if law is not None:
             law.upper_exceeds(math.inf)
@@ -337,13 +337,13 @@ class Nodes:
         if not self.verifier.by_path:
             return None
         entries = raised_entries(self.assigned, self.rows, self.draft)
-        return None if entries is None else entries.tolist()
+        return None if entries is None else as_list(entries)
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
         """Return by text the child kept at each node, for deterministic trees under ``regret``."""
         draft, found = self.draft, dict[int, list[int]]()
-        if draft.sampled is None or not isinstance(self.q, np.ndarray):
+        if draft.sampled is None or isinstance(self.q, Tensor):
             return found
         for row, count in enumerate(draft.lengths):
             first, *others = (self.assigned.policy(row, node) for node in range(count + 1))
@@ -395,11 +395,11 @@ def _readable(rows: Tensor) -> Row:
 
 def _row(rows: Row, text: int, node: int) -> Row:
     row = rows[text, node]
-    return row if isinstance(row, np.ndarray) or row.is_cuda else row.float().numpy()
+    return row.float().numpy() if isinstance(row, Tensor) and not row.is_cuda else row
 
 
 def _tensor(row: Row) -> Tensor:
-    return torch.from_numpy(row) if isinstance(row, np.ndarray) else row
+    return row if isinstance(row, Tensor) else from_numpy(row)
 
 
 def _together(nodes: Iterable[Node], kind: Callable[[Node], Any]) -> Iterator[list[Node]]:
@@ -432,7 +432,7 @@ def ask_phi(nodes: Iterable[Node]) -> None:
     for group in _together(nodes, lambda node: None):
         q, p = (stacked(group, name) for name in ("q", "drawn_from"))
         ids = torch.tensor([[node.token] for node in group], device=q.device)
-        phi = group[0].policy.acceptance(q, p, ids)[:, 0].tolist()
+        phi = as_list(group[0].policy.acceptance(q, p, ids)[:, 0])
         for node, ratio in zip(group, phi, strict=True):
             node.__dict__["ratio"] = ratio
 
@@ -474,7 +474,7 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
         nodes = [node for node in nodes if node.last_charge[0] != divergence]
     write_laws(node for node in nodes if node.is_written and not node.is_known)
     f = divergence.generator
-    if nodes and (f is None or loops() is None or not isinstance(nodes[0].q, np.ndarray)):
+    if nodes and (f is None or loops() is None or isinstance(nodes[0].q, Tensor)):
         charges = _charges_in_torch(nodes, divergence)
     else:
         charges = map(_charge_in_loops, nodes, repeat(divergence))
@@ -521,4 +521,4 @@ def _charges_in_torch(nodes: Sequence[Node], divergence: Divergence) -> list[Cha
         torch.minimum(p / alive, h).sum(-1),
         raised_off_head(h, q),
     )
-    return [Charge(*row) for row in torch.stack(columns, -1).tolist()]
+    return [Charge(*row) for row in as_list(torch.stack(columns, -1))]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cactus_theory.base import tensors
+from cactus_theory.base.tensors import as_list, check_tensor
 from cactus_theory.policies import Policy
 from cactus_theory.verify.block import Block
 from cactus_theory.verify.checks import verify_tensors
@@ -55,15 +55,15 @@ class Tree(Block):
         draft = replace(draft, probs=p)
         on_host = replace(assigned, choice=choice, target=target)
         assigned, q = on_host.seen(target_probs.cpu())
-        texts = enumerate(zip(accept.tolist(), draws.tolist(), strict=True))
+        texts = enumerate(zip(as_list(accept), as_list(draws), strict=True))
         walks = [Descent(draft, row, *coins) for row, coins in texts]
         walking = walks
         while walking:
             runs = [walk.run() for walk in walking]
             Walk(self, assigned, q, draft, runs, index_of(runs)).backwards()
             walking = [walk for walk in walking if walk.goes_on()]
-        ids, table = draft.token_ids, []  # by text: number and last token, and accepted places
-        for walk in walks:
+        ids, table = draft.token_ids, list[list[int]]()
+        for walk in walks:  # by text: number and last token, and accepted places
             path = walk.accepted()
             padding = [-1] * (ids.shape[1] - len(path))
             table.append([len(path), walk.runs[-1].last, *path, *padding])
@@ -75,7 +75,7 @@ def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
     """Return the draft of declared trees; ``sampled`` as for :func:`verify_tree`."""
-    tensors.check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
+    check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:
         sampled = torch.full_like(used, draft_probs is not None)
@@ -84,7 +84,7 @@ def declared_tree(
         flags["deterministic"] = deterministic
     for name, values in {"parents": parents, **flags}.items():
         dtype = torch.int64 if name == "parents" else torch.bool
-        tensors.check_tensor(name, values, f"a tensor of {dtype}", dtype)
+        check_tensor(name, values, f"a tensor of {dtype}", dtype)
         if values.shape != ids.shape:
             raise ValueError(f"{name}: shape must be {tuple(ids.shape)}; got {tuple(values.shape)}")
     if validate:
@@ -93,18 +93,18 @@ def declared_tree(
             raise ValueError(
                 "draft_probs: sampled tokens need the rows they were drawn from; got None"
             )
-    return Draft(ids.clamp(min=0), used.sum(-1).tolist(), None, parents, **flags)
+    return Draft(ids.clamp(min=0), as_list(used.sum(-1)), None, parents, **flags)
 
 
 def _check_family(ids: Tensor, parents: Tensor) -> None:
     """Raise ValueError unless parents come before their children and siblings are different."""
     place = torch.arange(ids.shape[1], device=ids.device)
     if bool(((parents < -1) | (parents >= place)).any()):
-        raise ValueError(f"parents: each must be −1 or an earlier token; got {parents.tolist()}")
+        raise ValueError(f"parents: each must be −1 or an earlier token; got {as_list(parents)}")
     alike = (parents[:, :, None] == parents[:, None]) & (ids[:, :, None] == ids[:, None])
     equal = (alike & (ids >= 0)[:, None]).triu(1)
     if bool(equal.any()):
-        row, one, other = equal.nonzero()[0].tolist()
+        row, one, other = as_list(equal.nonzero()[0])
         raise ValueError(
             "draft_token_ids: siblings must be different tokens; "
             f"got tokens {one} and {other} of row {row}"

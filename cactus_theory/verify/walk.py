@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from cactus_theory.base.tensors import as_list, from_numpy
 from cactus_theory.base.tolerances import ROW_SUM_TOLERANCE
 from cactus_theory.policies import Entrywise, Policy
 from cactus_theory.verify.draft import Assignment, Draft
@@ -160,7 +161,7 @@ class Walk:
         self.paths, self.index = paths, index
         q_n = _entries(nodes.q, index)
         p_n = np.ones_like(q_n) if self.p is None else _entries(self.p, index)
-        self.q_n, self.p_n = torch.from_numpy(q_n), torch.from_numpy(p_n)
+        self.q_n, self.p_n = from_numpy(q_n), from_numpy(p_n)
         for path in paths:
             path.round = nodes
         if math.isnan(np.vdot(q_n, p_n)):
@@ -171,7 +172,7 @@ class Walk:
     def bound(self, bounds: Iterable[Sequence[Tensor]]) -> None:
         """Give each path the lower and upper bounds of its tokens, from bounds by policy."""
         at = self.index[:2]
-        sides = [self.assigned.chosen(own, *at).tolist() for own in zip(*bounds, strict=True)]
+        sides = [as_list(self.assigned.chosen(own, *at)) for own in zip(*bounds, strict=True)]
         for path, *own in zip(self.paths, *sides, strict=True):
             path.low, path.high = own
 
@@ -185,7 +186,7 @@ class Walk:
         self.bound(map(self._least, self.assigned.policies))
         waiting = list(self.paths)
         while waiting:
-            open_paths = []
+            open_paths: list[Path] = []
             for path in waiting:
                 place, coins, low = path.accepted, path.coins, path.low
                 while place < path.count and coins[place] < low[place]:
@@ -208,7 +209,7 @@ class Walk:
             if isinstance(policy, Entrywise):
                 if id(policy) not in scales:
                     ceiling = policy.ceiling(self.q_n, self.p_n)
-                    scales[id(policy)] = policy.scale(self.q_n, ceiling).tolist()
+                    scales[id(policy)] = as_list(policy.scale(self.q_n, ceiling))
                 path.scale = scales[id(policy)][number][path.accepted]
             elif node.accepts_by_phi:
                 rejecting.append(node)
@@ -241,11 +242,11 @@ class Walk:
             draft = replace(self.draft, counts=counts)
             raised = raised_entries(self.assigned, self.nodes.rows, draft)
         if raised is not None:
-            self.nodes.raised = raised.tolist()
+            self.nodes.raised = as_list(raised)
             bounds = [[torch.where(raised.isnan(), of, raised) for of in own] for own in bounds]
         self.bound(bounds)
         if self.draft.sampled is not None:
-            for path, *own in zip(self.paths, self.q_n.tolist(), self.p_n.tolist(), strict=True):
+            for path, *own in zip(self.paths, as_list(self.q_n), as_list(self.p_n), strict=True):
                 self._widen(path, *own)
         waiting = list(self.paths)
         while waiting:
@@ -254,7 +255,7 @@ class Walk:
             ask_together(nodes)
             for path, node in zip(waiting, nodes, strict=True):
                 path.alive.append(1.0 if node.exceeds(1.0) else min(1.0, node.ratio))
-        ends = []
+        ends: list[tuple[Path, int]] = []
         for path in self.paths:
             if path.cut and path.alive[-1]:  # the path ends before the row of NaN
                 path.accepted = path.count
@@ -289,13 +290,13 @@ class Walk:
         """Return the number of accepted tokens of each path, and the token after them."""
         accepted = np.array([path.accepted for path in self.paths], np.int64)
         last = np.array([path.last for path in self.paths], np.int64)
-        return torch.from_numpy(accepted), torch.from_numpy(last)
+        return from_numpy(accepted), from_numpy(last)
 
 
 def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Index]:
     """Return each text's drafted chain as a path, with the indices of its tokens in the rows."""
     batch, width = draft.token_ids.shape
-    ids, draws, coins = draft.ids, draw.tolist(), accept.tolist()
+    ids, draws, coins = draft.ids, as_list(draw), as_list(accept)
     paths = [
         Path(row, range(count + 1), draws[row], ids[row][:count], coins[row])
         for row, count in enumerate(draft.lengths)
@@ -315,7 +316,7 @@ class Descent:
         self.coins, self.draws = coins, draws
         self.sampled_child = draft.first_after[row]
         assert draft.sampled is not None
-        for place, node in compress(enumerate(self.above), draft.sampled[row].tolist()):
+        for place, node in compress(enumerate(self.above), as_list(draft.sampled[row])):
             if self.sampled_child[node] != place:
                 raise ValueError(
                     "sampled: at most one token may be sampled after a node; got tokens "
@@ -335,7 +336,7 @@ class Descent:
 
     def run(self) -> Path:
         """Return the path of sampled tokens from the current node on."""
-        places, node = [], self.node
+        places, node = list[int](), self.node
         while (place := self.sampled_child.get(node)) is not None:
             places.append(place)
             node = place + 1
