@@ -220,7 +220,7 @@ class Thresholds(Policy):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted max-divergence within −ln min(acc, single)."""
+        """Return: max-divergence of h from q at most −ln min(acc, single)."""
         least = min(self.single, self.acc)
         return Declaration(
             direction=-1,

@@ -197,7 +197,7 @@ class Band(Tilted, FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted divergence within delta, or no bound when priced."""
+        """Return: with delta: divergence of h from q at most delta; with price: no bound."""
         facts: Any = {"between": True, "at_least_speculative": True, "continuous": not self.head}
         facts |= {"floored": self.boxes.ids, "held": self.boxes.held}
         if self.delta is None:

@@ -46,7 +46,7 @@ class Cactus(PerProposal):
 
     @property
     def declares(self) -> Declaration:
-        """Return: KL of every proposal within delta; this does not always hold."""
+        """Return: KL of every proposal at most delta (the published claim, not always true)."""
         budget = Budget("kl", self.delta, "per proposal")
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
 
@@ -95,7 +95,7 @@ class CactusExact(PerProposal):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the divergence of every proposal within delta."""
+        """Return: divergence of every proposal at most delta."""
         budget = Budget(self.divergence, self.delta, "per proposal")
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
 

@@ -93,7 +93,7 @@ class Lenience(Raised):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted max-divergence within −ln ℓ, and optimal for it."""
+        """Return: max-divergence of h from q at most −ln ℓ; no such policy accepts more."""
         budget = Budget("max_divergence", -math.log(self.lenience), "emitted")
         return Declaration(-1, 1.0, budget, between=True, at_least_speculative=True, optimal=True)
 
@@ -124,7 +124,7 @@ class Mixture(Raised):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted total variation within α."""
+        """Return: total variation between h and q at most α."""
         budget = Budget("total_variation", self.alpha, "emitted")
         return Declaration(
             1, 0.0, budget, between=True, at_least_speculative=True, support=self.support

@@ -86,6 +86,6 @@ class Regret(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: no divergence budget; regret of every row within delta, or set by the price."""
+        """Return: no bound on a divergence; with delta: regret of every row at most delta."""
         direction = -1 if self.delta is None else 1
         return Declaration(direction, None, None, continuous=False)

@@ -57,7 +57,7 @@ class Fuzzy(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted divergence within its threshold."""
+        """Return: divergence of h from q at most the threshold."""
         budget = Budget(self.divergence, self.threshold, "emitted")
         return Declaration(1, 0.0, budget, True, True, continuous=False, support=self.support)
 
@@ -111,7 +111,7 @@ class Truncated(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: the emitted KL within −ln top_p if only the nucleus cuts."""
+        """Return: KL of h from q at most −ln top_p if top_k is not given."""
         budget = Budget("kl", -math.log(self.top_p), "emitted") if self.top_k is None else None
         strict = 1.0 if self.top_k is None else None
         return Declaration(strict=strict, budget=budget, continuous=False)
