@@ -111,10 +111,10 @@ def scaled(
 ) -> Float[Tensor, "*rows vocab"]:
     """Return scores / temperature for a softmax, up to a constant for each row.
 
-    Outside of ``ORDINARY``, differences from the row's largest score are divided, in float64:
-    exact for every positive temperature that a float holds. As the temperature falls, the softmax
-    becomes the row of greedy decoding, in which ties share; as it rises, the row becomes uniform
-    over the scores above −∞.
+    At temperatures outside the range ``ORDINARY``, the row's largest score is first subtracted, and
+    the division is in float64. This is exact for every positive temperature that a float holds. As
+    the temperature falls, the softmax becomes the row of greedy decoding, in which ties share; as
+    the temperature rises, the row becomes uniform over the scores above −∞.
     """
     if ORDINARY[0] <= temperature <= ORDINARY[1]:
         return torch.div(scores, temperature, out=out)

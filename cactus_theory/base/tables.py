@@ -89,7 +89,8 @@ def fitted(
 ) -> str:
     """Return the table without the last columns that would make it wider than ``width``.
 
-    The first ``needed`` columns always stay, so that a cost is never left out.
+    The first ``needed`` columns always stay, even if the table is then wider than ``width``. So a
+    caller keeps the columns that its reader must see, such as those with nats.
     """
     for count in range(len(heads), needed, -1):
         table = text_table(heads[:count], [row[:count] for row in rows], title)

@@ -1,4 +1,4 @@
-"""``cactus-theory promise``: what a cap on KL says about an answer."""
+"""``cactus-theory promise``: bounds on the answers of a decode under a cap on KL."""
 
 import argparse
 import textwrap
@@ -53,7 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the bounds on events and answers that the cap implies; return 0."""
+    """Print bounds on the answers of a decode under the cap; return 0.
+
+    They bound the probability of an event under h, and how often somebody who is shown one answer
+    can say which of target and decode wrote it.
+    """
     nats = {name: getattr(args, name) for name in NATS}
     events = [EventBounds(rate, **nats) for rate in args.rate]
     first, record, averages, empty = events[0], None, [], 0

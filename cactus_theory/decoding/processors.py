@@ -49,7 +49,8 @@ BY_TEXT = ("encoder_input_ids", "generated_ngrams", "prompt_ignore_length")
 class Places:
     """Rows of logits of a batch, and the ids before each row.
 
-    Row (row, offset) follows ``first + offset`` drafted tokens; of a tree, the path to the node.
+    The logits at (row, offset) are those after ``first + offset`` drafted tokens; in a tree, after
+    the tokens of the path to the node.
     """
 
     logits: Float[Tensor, "batch some vocab"]
@@ -90,12 +91,15 @@ class Places:
 
 
 class Processors:
-    """The processors of a decode of ``batch`` texts, in order; ``drafts`` if there is a draft.
+    """The logits processors of a decode, in the order of their calls.
+
+    ``batch`` is the number of texts; ``drafts`` says whether the decode has a draft. ``strangers``
+    are the processors of classes that this module does not know.
 
     Raises
     ------
     ValueError
-        A stranger in a batch, or one that cannot be copied.
+        A stranger if there are several texts; with a draft, a stranger that cannot be copied.
     """
 
     def __init__(
@@ -125,10 +129,11 @@ class Processors:
                 places.logits.copy_(scores.reshape(places.logits.shape))
 
     def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
-        """Call strangers at the places of the ``taken`` emitted tokens after the first.
+        """Call all processors at the emitted tokens after the first, if there are strangers.
 
         So the state of strangers follows the text. (:meth:`_walk` has called them at the first
-        place.) ``path`` are the places in the draft of the accepted tokens.
+        token.) ``taken`` counts all emitted tokens; ``path`` are the accepted tokens' places in the
+        draft.
         """
         for count, node in enumerate(path[: taken - 1] if self.strangers else (), 1):
             ids = texts.shown(0, texts.prefix(0, count - taken))

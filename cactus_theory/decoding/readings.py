@@ -165,17 +165,17 @@ class Reading:
 
     @property
     def entropy_per_token(self) -> float | None:
-        """Return the entropy per new token, in nats; None if unknown."""
+        """Return the mean entropy of h over new tokens, in nats; None if unknown."""
         return self._per_token(self.entropy)
 
     @property
     def surprise_per_token(self) -> float | None:
-        """Return the surprise per new token, in nats; None if unknown."""
+        """Return by how many nats h makes a new token less likely under q; None if unknown."""
         return self._per_token(self.surprise)
 
     @property
     def agreement_per_token(self) -> float | None:
-        """Return the agreement per new token; None if unknown."""
+        """Return how much more often tokens of h than of q equal a second draw from q, or None."""
         return self._per_token(self.agreement)
 
     def _per_token(self, total: float | None) -> float | None:

@@ -5,10 +5,10 @@ r"""Softmax constants of rows of logits, summed by parts of the vocabulary.
 A table of probabilities is never written. Each row is read once for its largest logit M and
 S = Σ exp((l − M)/T), by one program per part of the vocabulary; probabilities are computed as
 exp((l − M)/T)/S wherever they are needed. The length of a part depends on the vocabulary alone. So
-a request gets the same bits in every batch, for logits of one dtype and for strides that are all,
-or all not, multiples of 16. For other dtypes and strides Triton compiles a different kernel, which
-may read and sum in another order; a coin within rounding of its acceptance probability may then
-decide differently.
+a request gets the same bits in two batches with logits of one dtype if each stride is a multiple of
+16 in both batches or in neither. Otherwise Triton compiles a different kernel, which may read and
+sum in another order; a coin within rounding of its acceptance probability may then decide
+differently.
 
 Parameters of kernels are the groups of ``buffers.py``. Values: ``b``, a request; ``part``, a part
 of the vocabulary; ``place``, of a drafted token, 0 to K − 1, and K for the bonus token; ``slot``,

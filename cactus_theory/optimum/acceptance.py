@@ -24,7 +24,10 @@ ROUNDING = 1e-9  # rounding of a sum that exceeds its budget, relative to 1 plus
 
 @dataclass(frozen=True)
 class OptimalAcceptance:
-    """The optimum for each row: rows in the input's kind and dtype, scalars in float64."""
+    """Result of :func:`optimal_acceptance` for each row.
+
+    ``target`` has the input's dtype, other fields float64; all are torch or numpy, as the input.
+    """
 
     target: Any
     acceptance: Any
@@ -64,11 +67,12 @@ def optimal_acceptance(
         miss 1 by the dtype's tolerance and are divided by their float64 sum.
     divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
     delta : budget ≥ 0 (nats for KL), a number or an array broadcasting to (...).
-    price : instead of delta, the slope dA/dδ ≥ 0 at which to stop; the same price on all rows is
-        the best way to spend a common budget.
+    price : instead of delta, the slope dA/dδ ≥ 0 that the optimum has. To spend a common budget
+        best, give all rows the same price.
     acceptance : instead of delta, the acceptance to reach at the least divergence; rows
         that reach this acceptance losslessly keep h = q.
-    support : ``target`` never emits a token with q = 0; ``free`` solves the program as posed.
+    support : with ``target``, h is 0 wherever q is 0; with ``free``, the program above is solved
+        without this condition.
     normalise : if True, rows may have any positive sum, such as an upcast float32 softmax, and are
         divided by their sums.
 
@@ -79,8 +83,9 @@ def optimal_acceptance(
     divergence : (...), D(h‖q) spent, in the divergence's unit (nats for KL).
     lower, upper : (...), the band's edges a and b; the least and largest p/q where h = p.
     price : (...), dA/dδ at the optimum: acceptance bought by one more unit of divergence.
-    gap : (...), certified bound minus acceptance: zero up to rounding, of either sign. ∞ where
-        float64 cannot hold the divergence, so that nothing is certified.
+    gap : (...), the proven upper bound on the acceptance of any row that spends no more, minus
+        ``acceptance``: zero up to rounding, which may have either sign; ∞ where float64 cannot hold
+        the divergence, so that nothing is proven.
 
     Raises
     ------

@@ -4,9 +4,10 @@ A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n i
 upper edge b. Whether r < b is decided first; only a rejection needs the whole band, for the
 residual (aq − p)₊ (THEORY.md, Theorem 15). :mod:`cactus_theory.verify.node` forms r.
 
-A row belongs to a node of a drafted path, which is reached with an alive ratio P
-(:class:`cactus_theory.policies.policy.PathState`); a row by itself has P = 1. The mass emitted at
-the node is g = P h with the band h of p/P (Theorem 13, for later tokens that are worth nothing):
+A row belongs to a node of a drafted path. The alive ratio P is the probability that block
+verification accepts the path up to the node (:class:`cactus_theory.policies.policy.PathState`); a
+row by itself has P = 1. The mass emitted at the node is g = P h with the band h of p/P (Theorem 13,
+for later tokens that are worth nothing):
 
 .. math:: g = \mathrm{clip}(p,\; A q,\; U q), \qquad Σ g = P, \qquad f'(U/P) − f'(A/P) = 1/ν
 
@@ -175,7 +176,7 @@ class NodeRow:
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return by id the residual's scale for tokens that must not fall, once solved."""
+        """Return by token id the residual's scale where h may not fall below q, once solved."""
         return dict.fromkeys(self.boxes[1].tolist(), self.factor * self.unit)
 
     def law_at(self, token: int, q: Row, p: Row) -> float:
@@ -209,7 +210,7 @@ class DraftRow(NodeRow):
 
 
 class AheadRow(NodeRow):
-    """The row of a token that a policy raised to h_n by looking ahead; q is scaled elsewhere.
+    """The row of a drafted token whose h_n depends on later tokens; q is scaled elsewhere.
 
     Other tokens with boxes keep their q (:class:`cactus_theory.optimum.look_ahead.LookAhead`).
     """
@@ -235,7 +236,7 @@ class AheadRow(NodeRow):
 class PricedRow(NodeRow):
     """The band of one row (V,) at a price, solved as far as :meth:`upper_exceeds` needs.
 
-    ``alive`` is P.
+    ``alive`` is P, the probability with which the node is reached.
     """
 
     def __init__(

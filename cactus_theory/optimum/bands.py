@@ -1,8 +1,9 @@
 r"""The bands of rows at one knob, solved one by one in compiled loops or together in torch.
 
 A band is h = clip(p, max(a, c) q, min(b, C) q), with a and b from a price or a budget and boxes c,
-C (THEORY.md, Theorems 7, 13, 24 and 25); at a node that is reached with P, p/P stands for p. The
-module also measures the charge of a row. The policy ``band`` and nodes of drafted paths use both.
+C (THEORY.md, Theorems 7, 13, 24 and 25). At a node that block verification reaches with probability
+P, p/P stands for p. The module also measures the charge of a row. The policy ``band`` and nodes of
+drafted paths use both.
 """
 
 import math
@@ -60,7 +61,7 @@ class Bands:
 
     @cached_property
     def priced(self) -> PricedBand | None:
-        """Return the constants of the bands at a price of an f-divergence, else None."""
+        """Return the bands' constants at a positive, finite price of an f-divergence, else None."""
         if self.price is None or not 0 < self.price < math.inf:
             return None
         return PricedBand(self.kind, self.price) if isinstance(self.kind, FDivergence) else None

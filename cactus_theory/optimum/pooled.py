@@ -37,7 +37,7 @@ OUTWARDS = 4.0
 
 @dataclass(frozen=True)
 class PooledAcceptance:
-    """The optimum over N rows together; rows in the kind and dtype of the input."""
+    """The optimum over N rows together; arrays are torch or numpy, as the input is."""
 
     target: Any
     acceptance: Any
@@ -51,8 +51,9 @@ class PooledAcceptance:
 
 @dataclass(frozen=True)
 class PooledFrontier:
-    """Points of the pooled trade-off, (points,): δ and acceptance rise, the price falls.
+    """The best mean acceptance of many rows for each of several mean divergences δ.
 
+    Fields have the shape (points,). From point to point δ and acceptance rise, and the price falls.
     ``bound`` is the proven upper bound on the mean acceptance at each mean divergence ``delta``.
     """
 
@@ -100,8 +101,7 @@ def pooled_acceptance(
 
     Returns
     -------
-    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), what each row accepts
-        and spends.
+    target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), of each row.
     mean_acceptance, mean_divergence : means over rows.
     price : the price of all rows; ∞ at δ = 0, 0 where every row is at its end.
     bound, gap : proven upper bound on the mean acceptance of any rows that spend as much, and

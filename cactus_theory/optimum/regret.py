@@ -35,7 +35,10 @@ PerRow = Float[Tensor, "*batch #vocab"]
 
 @dataclass(frozen=True)
 class OptimalRegret:
-    """The optimum for each row; rows in the input's kind and dtype, scalars in float64."""
+    """Result of :func:`optimal_regret` for each row.
+
+    ``target`` has the input's dtype, other fields float64; all are torch or numpy, as the input.
+    """
 
     target: Any
     acceptance: Any
@@ -69,7 +72,7 @@ def optimal_regret(
     target_probs, draft_probs : (..., V) probabilities, as for
         :func:`cactus_theory.optimal_acceptance`; the target's row at temperature 1.
     delta : budget ≥ 0 in nats, a number or an array broadcasting to (...).
-    price : instead of delta, tokens per nat, dA/dδ at which to stop.
+    price : instead of delta, tokens per nat: a token is kept iff its regret × price is at most 1.
     acceptance : instead of delta, the acceptance to reach at the least regret.
     normalise : as for :func:`cactus_theory.optimal_acceptance`.
 
@@ -79,8 +82,9 @@ def optimal_regret(
     acceptance : (...), Σ min(p, h).
     regret : (...), Σ h ρ in nats.
     price : (...), dA/dδ: 1/ρ of the marginal token, 0 where all drafted mass is kept.
-    gap : (...), certified bound minus acceptance: 0 up to rounding; at a price of ∞ the drafted
-        mass of tied tokens that is given up.
+    gap : (...), the proven upper bound on the acceptance of any row that spends no more, minus
+        ``acceptance``: 0 up to rounding; at a price of ∞ the drafted mass of tied tokens that is
+        given up.
 
     Raises
     ------

@@ -131,7 +131,7 @@ def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:
 
 
 def _law(q: Row, p: Row, deterministic: Sequence[int], k: int, kind: str) -> Row:
-    """Return p° of one row: for k drafts, or for deterministic tokens beside a sampled token."""
+    """Return the selection law p° of one row, for one of the kinds of drafts."""
     if kind == "iid":
         return _independent_drafts(q, p, k)
     sampled = p.copy()
@@ -143,12 +143,14 @@ def _law(q: Row, p: Row, deterministic: Sequence[int], k: int, kind: str) -> Row
 
 
 def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
-    """Return p° beside one sampled token: cq at deterministic tokens, min(r, cq) elsewhere.
+    """Return the selection law p° if deterministic tokens are drafted beside one sampled token.
 
+    p° is the row to use as draft row. It is cq at deterministic tokens and min(r, cq) elsewhere.
     Rows (V,) are of one precision; ``sampled`` is the row r of the sampled token, None if there is
-    none. c is found by Newton's method such that p° has the sum of r, or of q without r. The sum is
-    concave in c, so Newton climbs to the root from below. A token that is cut stays cut, so the
-    search ends at the first step that cuts no further token.
+    none. c is found by Newton's method such that p° has the same sum as r, or as q if there is no
+    r. The sum is concave in c, so Newton climbs to the root from below. A token is cut if cq
+    exceeds r there. It stays cut in all later steps, so the search ends at the first step that cuts
+    no further token.
     """
     most = np.zeros_like(q) if sampled is None else sampled.copy()
     compiled, rows = loops(), (q, q if sampled is None else sampled)
@@ -171,7 +173,10 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
 
 
 def _independent_drafts(q: Row, p: Row, k: int) -> Row:
-    """Return p° of k independent drafts, from increments of f over prefixes in ascending p/q."""
+    """Return the selection law p° of k independent drafts.
+
+    It is made of increments of f over prefixes in ascending p/q.
+    """
     with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
         ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
         order = np.argsort(ratio, kind="stable")

@@ -80,12 +80,12 @@ class Entrywise(Policy):
         return torch.ones_like(q_n)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, c/p_n). Only the drafted entries of the rows are read."""
+        """Return min(1, c/p_n), c the ceiling, from the drafted entries of the rows alone."""
         q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
         return self.acceptance_of(q_n, p_n)
 
     def acceptance_of(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return min(1, c/p_n) from float64 entries."""
+        """Return the acceptance min(1, c/p_n), c the ceiling, from float64 entries q_n and p_n."""
         return accept_probability(self.ceiling(q_n, p_n), p_n)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:

@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def rounding(self) -> float:
-        """Return the excess over the amount that counts as rounding, in the amount's unit."""
+        """Return how far above ``amount`` a divergence may be as a rounding error, in its unit."""
         return BUDGET_TOLERANCE * (1 + min(self.amount, LARGEST))
 
     def held(self, spent: Tensor) -> Tensor:

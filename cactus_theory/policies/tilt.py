@@ -41,7 +41,7 @@ def colder(q: Rows, tilt: float) -> Rows:
 
 
 def tilt_of(policy: Policy) -> float:
-    """Return the tilt θ of the rows that a policy verifies against; 0 without the knob."""
+    """Return the tilt θ of a policy that verifies against rows q^θ ∝ q^(1+θ); 0 for all others."""
     return policy.tilt_of_rows if isinstance(policy, Tilted) else 0.0
 
 
@@ -100,7 +100,7 @@ class Tilted(Policy):
         return self.tilted(q) if self.tilt else q
 
     def tilted(self, q: Rows) -> Rows:
-        """Return the best row where nothing was drafted: q^θ."""
+        """Return q^θ ∝ q^(1+θ), the best row to emit where nothing was drafted (Theorem 28)."""
         return colder(q, self.tilt)
 
 

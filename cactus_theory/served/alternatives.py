@@ -71,7 +71,7 @@ class Claim:
 
 
 class Rows:
-    """The inputs of the laws at n consecutive places of one answer.
+    """The inputs of the claimed law and the alternative laws at n consecutive places of an answer.
 
     Attributes
     ----------
@@ -81,8 +81,8 @@ class Rows:
     before : ids of the answer before the last of the n places.
     p : (n, V) draft rows after temperature and cuts; None without a draft.
     raw_p : (n, V) draft rows at temperature 1, without cuts; None without a draft.
-    late : (1, V) target logits of the place before the first; at the beginning of an answer, where
-        there is no such place, the first row again.
+    late : (1, V) target logits of the place just before the n places. At the beginning of an answer
+        there is no such place; then the first row of ``logits``.
     """
 
     def __init__(

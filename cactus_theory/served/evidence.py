@@ -150,9 +150,11 @@ class Evidence:
 def paired(ours: Float[np.ndarray, "pairs M"], controls: Float[np.ndarray, "pairs M"]) -> Any:
     """Return ln of the evidence that two arms of one engine differ, after each pair of answers.
 
-    A pair is two answers to the same prompt, one from each arm. Let g and g′ be the products of r/h
-    over the two answers. If both arms have the same law, the two answers may be exchanged, so that
-    2 g/(g + g′) has mean 1. This holds for every law, so the reference rows need not be exact.
+    A pair is two answers to the same prompt, one from each arm. Let g and g′ be, for each of the
+    two answers, the product over its tokens of r/h: h is the claimed probability of the token, r
+    the probability under an alternative. If both arms have the same law, the two answers may be
+    exchanged, so that 2 g/(g + g′) has mean 1. This holds whatever the common law is. So it does
+    not matter if h and r were computed from inexact rows.
 
     Parameters
     ----------

@@ -186,7 +186,11 @@ class Properties(dict[str, Property]):
 
 @dataclass
 class Worst:
-    """The entry with the smallest margin, ∞ for none, among ``counted`` examples of a batch."""
+    """The entry of a batch that is closest to breaking its bound, or breaks the bound most.
+
+    ``margin`` is the distance to the bound, negative if broken, ∞ if there is no entry; ``counted``
+    is the number of examples of the batch that were measured.
+    """
 
     margin: float = math.inf
     row: int = 0
@@ -197,7 +201,10 @@ class Worst:
 
 
 def measure(prop: Property, seen: Seen) -> Worst:
-    """Return the entry of a batch with the smallest margin; errors of the object pass through."""
+    """Return the entry of a batch that is closest to breaking its bound, or breaks it most.
+
+    Errors that the checked object raises pass through.
+    """
     worst, counted = Worst(), set()
     if seen.width > prop.widest:
         return worst

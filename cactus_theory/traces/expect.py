@@ -2,9 +2,9 @@ r"""Compute the acceptance to expect at each position of a draft, with standard 
 
 Given its rows, a round accepts at least i drafted tokens with probability
 :math:`P_i = Π_{j≤i} φ_j` (a chain; ``VerdictLaw.alive`` for any verifier). The expectation is the
-mean over rounds with a draft: :math:`m_i = E[P_i]` is what an engine counts as accepted at position
-i over drafts, and :math:`1 + Σ_i m_i` is tokens per target call. The product of mean φ_j differs
-from :math:`m_i`, because the rows of one round are not independent. Places behind an
+mean over rounds with a draft: :math:`m_i = E[P_i]` is the share of drafts whose token at position i
+an engine counts as accepted, and :math:`1 + Σ_i m_i` is tokens per target call. The product of mean
+φ_j differs from :math:`m_i`, because the rows of one round are not independent. Positions behind an
 end of text are not reached, unless the engine counts them.
 """
 
@@ -59,10 +59,12 @@ class Expectation:
     ----------
     rounds : number of rounds that drafted a token.
     texts : number of texts with such a round, over which standard errors are computed.
-    accepted : K estimates, of all rounds the share that reaches and accepts each position.
-    if_reached : K estimates, of the rounds that reach a position the share that accepts it.
-    if_accepted : K estimates, of the rounds that accept the position before the share that accepts
-        a position; an end of text and the end of a draft count as not accepted.
+    accepted : K estimates: for each position, the share of all rounds in which the position is
+        reached and its token accepted.
+    if_reached : K estimates: the share of the rounds that reach a position in which its token is
+        accepted.
+    if_accepted : K estimates: the share of the rounds that accept the token before in which the
+        position's token is accepted; an end of text and the end of a draft count as not accepted.
     tokens_per_call : estimate of emitted tokens per target call, one of which is not drafted.
     mass : three arrays by position: expected number of rounds that accept the position before, that
         go on from there, and that reach the position.
@@ -74,7 +76,7 @@ class Expectation:
     def __init__(
         self, record: LoggedRounds, behind_ends: bool = False, short_ends: bool = False
     ) -> None:
-        """Count places behind an end of text, or not; cut drafts to ``record.left``, or not."""
+        """Count positions behind an end of text, or not; cut drafts to ``record.left``, or not."""
         self.record, self.behind_ends = record, behind_ends
         lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
         drafted = np.arange(record.alive.shape[1] - 1) < lengths[:, None]
@@ -173,8 +175,8 @@ def expect(
     """Compute the acceptance to expect from a policy and a verifier, at each position of a draft.
 
     The numbers are exact given the logged rows: no coin is drawn. Rounds start where the rounds of
-    the logged decode started, so the numbers are consistent for the policy, verifier and K of that
-    decode. Rounds without a draft do not count.
+    the logged decode started. So the estimates converge to the true values (they are consistent)
+    for the policy, verifier and K of that decode. Rounds without a draft do not count.
 
     Parameters
     ----------
@@ -182,12 +184,13 @@ def expect(
     policy : a policy or its spec.
     verifier : a verifier or its name.
     num_draft_tokens : K, to which longer drafts are cut; None for all logged tokens.
-    behind_ends : whether places behind an end of text are counted, as some engines do.
+    behind_ends : whether drafted positions behind an end of text are counted; some engines do so.
     on_cycles : called from time to time with the number of rounds that are done.
 
     Returns
     -------
-    accepted : K estimates, of all rounds the share that reaches and accepts each position.
+    accepted : K estimates: for each position, the share of all rounds in which the position is
+        reached and its token accepted.
     tokens_per_call : estimate of emitted tokens per target call.
     rounds : number of rounds with a draft.
 

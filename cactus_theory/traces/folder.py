@@ -56,7 +56,7 @@ class Header:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """Return V, and the most drafted tokens of a cycle."""
+        """Return the vocabulary size V, and the largest number of drafted tokens of a round."""
         return self.vocab_size, self.num_draft_tokens
 
     @property
@@ -224,11 +224,11 @@ class Folder(Resource):
 
     @property
     def cycles(self) -> int:
-        """Return the number of cycles logged so far."""
+        """Return the number of rounds logged so far."""
         return sum(entry.cycles for entry in self.entries)
 
     def add(self, cycles: Sequence[Cycle]) -> None:
-        """Write the cycles of the next text; the file is on disk when this method returns."""
+        """Write the rounds of the next text; the file is on disk when this method returns."""
         name = shard_name(self.texts)
         shard = pack(cycles, DTYPES[self.header.dtype], self.header.vocab_size)
         ends = [token for token in self.header.eos_token_ids if token < self.header.vocab_size]

@@ -34,8 +34,8 @@ class NoiseFloor:
 
     Attributes
     ----------
-    per_token : mean KL of a row of a wide pass from that of a single-token pass, in nats per token;
-        at temperature 0 the mean regret of the wide row's argmax.
+    per_token : mean KL of a row of a pass over ``width`` tokens from the single-token pass's row,
+        in nats per token; at temperature 0 the mean regret of the former row's argmax.
     standard_error : standard error of ``per_token`` over texts.
     divergence : ``kl`` or ``regret``.
     changed : share of rows for which the argmax differs.
@@ -62,11 +62,13 @@ def noise_floor(
     seed: int = 0,
     on_text: Callable[[int], Any] | None = None,
 ) -> NoiseFloor:
-    """Measure the mean KL of rows of passes over ``width`` tokens from rows of single-token passes.
+    """Measure how far a target's rows depend on the width of the pass that computes them.
 
-    The texts are drawn from the single-token passes; each of the two kinds of pass has its own
-    cache. At temperature 0, where texts differ at near ties, the regret of the wide row's argmax
-    under the single-token row is measured instead.
+    The result is the mean KL of the rows of passes over ``width`` tokens from the rows of
+    single-token passes at the same places. The texts are drawn from the single-token passes; each
+    of the two kinds of pass has a cache. At temperature 0 the widths give different texts only at
+    near ties. There the regret is measured instead: take the argmax of the row of the pass over
+    ``width`` tokens, and its regret under the row of the single-token pass.
 
     Parameters
     ----------

@@ -1,14 +1,15 @@
 r"""Replay a policy and a verifier on logged rows; expectations over coins are exact.
 
-For a cycle with drafted tokens x_1..x_K, :math:`P_i` is the probability that at least i tokens are
+For a round with drafted tokens x_1..x_K, :math:`P_i` is the probability that at least i tokens are
 accepted (``VerdictLaw.alive``), and h_i is the emitted law at row i. A target call yields
 :math:`1 + Σ_{i≥1} P_i` tokens and spends :math:`Σ_{i<K} P_i D(h_i‖q_i)`. The bonus token adds
 :math:`P_K D(h_K‖q_K)`, which is 0 for most policies, because they draw it from q. Tokens after a
 drafted end-of-text token do not count. A call without a draft yields one token.
 
-Cycles start where the cycles of the logged decode started. So the numbers are consistent for the
-policy, verifier and K of that decode. For other settings the numbers describe equal places, which
-makes settings comparable: paired errors are far smaller than the error of each number.
+Rounds start where the rounds of the logged decode started. So the estimates converge to the true
+values (they are consistent) for the policy, verifier and K of that decode. For other settings the
+estimates are for rounds at the same places, which makes settings comparable: paired errors are far
+smaller than the error of each number.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +58,7 @@ def replay(
     undrafted: str = "policy",
     on_cycles: OnCycles = int,
 ) -> Replay:
-    """Compute tokens per target call and nats of a policy and a verifier on logged cycles.
+    """Compute tokens per target call and nats of a policy and a verifier on logged rounds.
 
     The expectations over coins are exact; nothing is sampled.
 
@@ -71,12 +72,12 @@ def replay(
         on a trace of temperature 0.
     undrafted : from which row tokens that were not drafted are drawn: the row of the ``policy``, or
         q (``target``), which costs nothing and is how engines such as vLLM draw these tokens.
-    on_cycles : called from time to time with the number of cycles that are done.
+    on_cycles : called from time to time with the number of rounds that are done.
 
     Returns
     -------
     policy, verifier : specs.
-    num_draft_tokens : K, the most drafted tokens of a cycle that were used.
+    num_draft_tokens : K, the most drafted tokens of a round that were used.
     source : fingerprint of the trace.
     cycles : (T,), target calls of each text, with or without a draft.
     tokens : (T,), expected emitted tokens of each text.
@@ -169,7 +170,7 @@ def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -
 
 
 def _replay_regret(trace: Trace, path: RegretPath, ahead: bool, replay: Replay) -> None:
-    """Add all cycles of a trace to ``replay``, under a policy of regret.
+    """Add all rounds of a trace to ``replay``, under a policy of regret.
 
     Only the regrets of the drafted tokens are read. They suffice because a token that is not
     accepted is replaced by its row's argmax, at regret 0. The general code writes whole rows and
@@ -227,7 +228,7 @@ def check_unit(spec: str, own: Divergence, unit: Divergence, where: str) -> None
 def shares_rows(policy: str | Policy, verifier: str | Verifier) -> bool:
     """Return whether cutting a draft leaves the law at its first places unchanged.
 
-    True for a chain, and for a block with a policy that does not look ahead along the draft.
+    True for a chain, and for a block in which h does not depend on the later drafted tokens.
     """
     verifier = find_verifier(verifier)
     return isinstance(verifier, Chain) or (
@@ -247,7 +248,7 @@ def _begun(trace: Trace, setting: Setting, kinds: Iterable[str]) -> Replay:
 
 
 def draft_width(trace: Trace, width: int | None) -> int:
-    """Return how many drafted tokens of a cycle to use: ``width``, or all logged ones for None.
+    """Return how many drafted tokens of a round to use: ``width``, or all logged ones for None.
 
     Raises ValueError if fewer were logged.
     """
@@ -264,7 +265,11 @@ def batch_law(
     kinds: Metered,
     ends: Sequence[int],
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the arguments alive, going and spent of :meth:`Replay.add` for a batch of cycles."""
+    """Return for a batch of rounds three arguments of :meth:`Replay.add`.
+
+    ``alive``: the probability that at least i drafted tokens are accepted; ``going``: whether none
+    of the first i ends the text; ``spent``: the divergence at each position.
+    """
     ids, q = batch.draft_token_ids, batch.target_probs
     going = _going(ids, ends)
     assigned, width = Assignment((policy,)), ids.shape[1]

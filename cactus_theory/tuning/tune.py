@@ -281,7 +281,7 @@ class _Search:
         return replace(own, name=self.family.name), found
 
     def knobs(self, family: Family) -> Knobs:
-        """Return the knobs at the family's tilt; they are kept for further K."""
+        """Return the solver of the family's knob at the family's tilt; it is kept for further K."""
         tilt, (trace, widths, metered) = tilt_of(family.base), self.given
         if tilt not in self.known:
             signed = () if self.most is None else ("surprise",)

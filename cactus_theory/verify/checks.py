@@ -76,7 +76,7 @@ def verify_tensors(
 
 
 def assignment(policies: Sequence[Policy], ids: Tensor) -> Assignment:
-    """Return which policy judges each text, with equal policies (B,) listed once."""
+    """Return which policy judges each text, from one policy for all texts or one for each."""
     different: list[Policy] = []
     for policy in policies:
         if policy not in different:  # a function's policy need not be hashable

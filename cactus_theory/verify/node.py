@@ -1,4 +1,4 @@
-"""A node of a drafted path: its rows, the alive ratio of the path, and the law h emitted there.
+"""A node of a drafted path: its rows, how probably the path is accepted, and the law h emitted.
 
 A node solves its law at most once, when the law is first read. The verifier reads whether a coin
 passes and the residual; the meter, a ledger, schedules and replays read the node's charge. On a CPU
@@ -87,12 +87,13 @@ class Node:
     Attributes
     ----------
     verifier, policy : the verifier and the policy that decide at the node.
-    q : (V,), the target's row; with a tilt the tilted row q^θ.
+    q : (V,), the target's row; if the policy verifies against tilted rows, q^θ ∝ q^(1+θ).
     p : (V,), the row that ``token`` was drawn from; None if ``token`` is deterministic or None.
     token : the drafted token that is judged at the node; None if nothing was drafted, or if a tree
         has only deterministic tokens there.
-    alive : P, the alive ratio with which block verification reached the node; 1 in a chain.
-    raised : h of ``token`` if the policy looked ahead along a deterministic draft, else NaN.
+    alive : the alive ratio P: the probability, given the tokens before the node, that block
+        verification accepts them all (averaged over the tokens drafted later); 1 in a chain.
+    raised : h of ``token`` if h also depends on later tokens of a deterministic draft, else NaN.
     fixed : the deterministic tokens drafted after a node of a tree.
     untilted : (V,), the target's row if ``q`` is its tilted row (Theorem 28), else None.
     """
@@ -126,7 +127,10 @@ class Node:
 
     @property
     def is_written(self) -> bool:
-        """Return whether the policy has to write h: h is neither solved nor the target's row."""
+        """Return whether a method of the policy has to compute h.
+
+        If not, the compiled row solves h, or h is the target's row.
+        """
         by_policy = self.drafted or self.policy.moves_undrafted or self.untilted is not None
         return self.solved is None and by_policy
 
@@ -315,7 +319,7 @@ class Nodes:
     """The nodes of a round's drafts, from the target's rows (B, K + 1, V) and the draft's.
 
     Rows are kept in one precision, and half precision is read as float32. ``q`` holds the rows that
-    policies read: tilted rows for policies with a tilt, whose rows without tilt are ``target``.
+    policies read: q^θ for a policy that verifies against tilted rows (``target``: without tilt).
     """
 
     def __init__(
@@ -333,7 +337,7 @@ class Nodes:
 
     @cached_property
     def raised(self) -> list[list[float]] | None:
-        """Return h_n by text and node where policies look ahead along deterministic drafts."""
+        """Return h_n by text and node where h depends on later tokens of a deterministic draft."""
         if not self.verifier.by_path:
             return None
         entries = raised_entries(self.assigned, self.rows, self.draft)

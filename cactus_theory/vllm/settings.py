@@ -97,10 +97,11 @@ class Settings:
         return Grant(self.policies[name], cap)
 
     def served(self, sampling_params: Any, warn: Callable[[str], None]) -> Grant:
-        """Return the policy and the cap of a request in a running step, never an error.
+        """Return the policy and the cap to use for a request.
 
-        The lossless policy serves a request that is not allowed but was not stopped when submitted,
-        and a request above temperature 0 with a regret policy. ``warn`` gets the reason.
+        Called while a step of the engine runs, so nothing is raised. The policy is lossless in two
+        cases: the request is not allowed but was not rejected when it was submitted, or it has a
+        regret policy and a temperature above 0. ``warn`` gets the reason.
         """
         from cactus_theory.divergences.regret import REGRET
 

@@ -137,7 +137,7 @@ class SampledDrafting(Drafting):
         return None if self.probs is None else self.probs[:, :drafted]
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return the likeliest tokens at each place, of the logits that gave the path's token."""
+        """Return for each place the likeliest tokens of the logits that gave the path's token."""
         places = range(max(map(len, paths)))
         return torch.stack([self.likeliest[place] for place in places], 1).tolist()
 
@@ -203,7 +203,7 @@ def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"]
 
 
 def write(texts: Texts, drafts: Sequence[Sequence[int]]) -> Draft:
-    """Return a deterministic draft (without rows) of these tokens, also written to the buffer."""
+    """Write tokens to the texts' buffer; return them as a deterministic draft, without rows."""
     counts = [len(ids) for ids in drafts]
     width = max(counts)
     if not width:

@@ -110,9 +110,9 @@ class SkipLayers(EarlyExit):
 class FourBit(OwnWeights):
     """Draft with the target's weights rounded to four bits: slow, for measuring emitted laws.
 
-    In a copy of the target all linear weights except the head's are rounded to −7 … 7 times a
-    scale; 32 inputs of an output share a scale. The copy is made once per target, and does not
-    follow later changes of the target's weights.
+    In a copy of the target all linear weights except the head's are rounded to an integer from −7
+    to 7 times a scale; each group of 32 weights of a row (one output) has a scale. The copy is made
+    once per target, and does not follow later changes of the target's weights.
 
     Raises
     ------
@@ -210,7 +210,7 @@ def _in_four_bits(model: Any) -> Any:
 
 
 def _rounded(weight: Tensor) -> Tensor:
-    """Return a weight with each group of GROUP inputs rounded to multiples of one scale."""
+    """Return a weight with each group of GROUP entries of a row rounded to multiples of a scale."""
     rows, width = weight.shape
     groups = nn.functional.pad(weight, (0, -width % GROUP)).reshape(rows, -1, GROUP)
     scale = (groups.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=1e-12)

@@ -44,7 +44,7 @@ def _has_lossless_value(policy: Policy) -> bool:
     at_other_knobs=False,
 )
 def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
-    """Σ p φ never falls as the knob moves in the declared direction (declares ``direction``)."""
+    """Σ p φ never falls as the knob moves in the declared ``direction``."""
     ladder = knob_ladder(seen.policy, BETWEEN if seen.q.shape[-1] <= NARROW_ROW else 0)
     values = [value for value, _ in ladder]
     shares = [seen.on(seen.q, seen.p, policy=rung).accepted.sum(-1) for _, rung in ladder]
@@ -67,7 +67,7 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     at_other_knobs=False,
 )
 def strict_point_is_lossless(seen: Behaviour) -> Iterator[Bounds]:
-    """With the knob at its lossless value the emitted law is q (declares ``strict``)."""
+    """With the knob at its lossless value, declared as ``strict``, the emitted law is q."""
     lossless = seen.policy.declares.strict
     assert lossless is not None
     exact = seen.on(seen.q, seen.p, policy=at_knob(seen.policy, lossless))
@@ -96,8 +96,8 @@ def _claims_a_row(policy: Policy) -> bool:
 def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     """Where p φ = min(p, h) for all tokens, recovered tokens follow (h − p)₊ over its sum.
 
-    h is the target row of a ``FixedTarget``, and q under a budget of 0 or at the lossless value of
-    the knob (declares ``strict``).
+    h is the target row of a ``FixedTarget``, and q under a budget of 0 or at the knob's lossless
+    value, if the policy declares this value as ``strict``.
     """
     policy, row, where = seen.policy, seen.q, ""
     if isinstance(policy, FixedTarget):
@@ -137,7 +137,7 @@ def named_tokens_keep_their_chance(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
-    """D ≤ budget: of the emitted law, or of every proposal's row (declares ``budget``)."""
+    """The divergence is within the declared budget, for the emitted law or every proposal's row."""
     budget = seen.policy.declares.budget
     assert budget is not None
     kind, most = read_divergence(budget.divergence), budget.amount
@@ -160,7 +160,7 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def stays_between(seen: Behaviour) -> Iterator[Bounds]:
-    """min(p, q) ≤ out ≤ max(p, q) for every token (declares ``between``)."""
+    """Emitted probabilities lie between p and q (tested if the policy declares ``between``)."""
     low, high = torch.minimum(seen.p, seen.q), torch.maximum(seen.p, seen.q)
     yield Bounds(seen.emitted, low, high, "emitted probability of token {0}")
 
@@ -171,7 +171,7 @@ def stays_between(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def never_slower_than_speculative(seen: Behaviour) -> Iterator[Bounds]:
-    """Accept at least as much: p φ ≥ min(p, q) for every token (declares ``at_least_speculative``).
+    """p φ ≥ min(p, q) for every token (tested if the policy declares ``at_least_speculative``).
 
     The property is about every token, not only about the sum over tokens.
     """
@@ -204,7 +204,10 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
     widest=REAL,
 )
 def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
-    """A token with q = 0 is never emitted, even at coins 0 and 1 − 2⁻⁵³ (declares ``support``)."""
+    """A token with q = 0 is never emitted (tested if the policy declares ``support="target"``).
+
+    Coins include the ends 0 and 1 − 2⁻⁵³.
+    """
     absent = seen.q == 0
     about = "acceptance of token {0}, which has q = 0"
     yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
@@ -231,9 +234,9 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     hint="some of the budget is left over, or optimal=True is not meant",
 )
 def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
-    """No policy within the same budget accepts more, by a dual bound (declares ``optimal``).
+    """No policy within the same budget accepts more (tested if the policy declares ``optimal``).
 
-    Under a budget per proposal, raising h_n further would break the budget.
+    A dual bound proves this. Under a budget per proposal, raising h_n further would break it.
     """
     budget = seen.policy.declares.budget
     assert budget is not None
@@ -254,7 +257,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     hint="φ reads more of the rows than q_n and p_n: the class must not be Entrywise",
 )
 def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
-    """φ(n) depends on q_n and p_n alone (is ``Entrywise``).
+    """φ(n) depends on q_n and p_n alone (tested for ``Entrywise`` policies without a tilt).
 
     The mass of all other tokens is spread evenly over them, or put on one of them.
     """
@@ -285,7 +288,7 @@ def accepts_within_its_bounds(seen: Behaviour) -> Iterator[Bounds]:
     hint="g depends on the rejected token: the class must not be SharedResidual",
 )
 def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
-    """g(·|n) is equal for all tokens n that may be rejected (is ``SharedResidual``)."""
+    """g(·|n) is equal for all n that may be rejected (for ``SharedResidual``, ``FixedTarget``)."""
     row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
     if not len(row):
         return
