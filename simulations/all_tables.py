@@ -1,11 +1,10 @@
 """Recompute every committed CSV by the command in its head, into --out.
 
-This takes hours: the whole answers 4.4 hours (the sum of the seconds in the CSV), throughput 16
-minutes. --quick makes the same columns from fewer rows, to test that every command works. If a
-command fails, this is printed, and the other commands still run; their output is in OUT/made. Some
-commands resume from files in --out, so name another folder to begin anew. Numbers of a GPU are made
-by gpu-check. A CSV whose head names a commit was made by the command at that commit. --shared has
-the folders models/ and prompts/.
+This takes hours. --quick makes the same columns from fewer rows, to test that every command works.
+If a command fails, this is printed, and the other commands still run; their output is in OUT/made.
+Some commands resume from files in --out, so name another folder to begin anew. Numbers of a GPU
+are made by gpu-check. A CSV whose head names a commit was made by the command at that commit.
+--shared has the folders models/ and prompts/.
 """
 
 import argparse
@@ -54,7 +53,6 @@ class Entry:
 
 
 CSV = "--out {csv}"
-FEW = "--num-prompts 2 --max-new-tokens 32 --batch 1 --num-draft-tokens 3 --repeats 2 --metered 1"
 FEW_LAWS = "--num-prompts 4 --batch 4 --max-new-tokens 8 --nats 0.05 --policy band:price"
 FEW_RULES = "--num-answers 2 --max-new-tokens 8 --policy band:price=1"
 SOLVED = "{shared}/prompts/gsm8k_test.jsonl {shared}/prompts/humaneval.jsonl"
@@ -89,10 +87,6 @@ ENTRIES = (
     Entry("greedy_ngram=greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
-    Entry("throughput", "--policy speculative --policy cactus:delta=0.1 --policy band:price=0.5 "
-          f"{FEW}"),
-    Entry("answers_stories=answers", f"--policy speculative --policy band:price=1 {FEW}",
-          inputs=f"{MODELS} {{root}}/simulations/data/endings.jsonl"),
     Entry("bench_theory", "--repeats 1", CSV),
     Entry("bench_verify", "--repeats 1", CSV),
 )  # fmt: skip
