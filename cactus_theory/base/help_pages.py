@@ -28,7 +28,7 @@ class _Commands(SubParsers):
 def add_commands(
     parser: Parser, groups: Groups, declare: Callable[[str, Parser], None], metavar: str
 ) -> None:
-    """Add the commands; parsed ``args`` have the chosen command as ``metavar`` in lower case.
+    """Add the commands; parsed ``args`` name the chosen one under ``metavar`` in lower case.
 
     ``declare`` is called with the chosen command's name and parser, and adds the flags.
     """

@@ -110,7 +110,10 @@ class Registry(Generic[Kind]):
         self.known: dict[str, Kind] = {}
 
     def taken(self, name: str, value: Kind) -> bool:
-        """Return whether an object from another place has the name; a file may be read again."""
+        """Return whether the name belongs to an object of another module or class.
+
+        Reading a file again is allowed: its objects replace those of the first time.
+        """
         return name in self.known and _origin(self.known[name]) != _origin(value)
 
     def add(self, name: str, value: Kind) -> None:

@@ -86,7 +86,8 @@ def add_policy(
 ) -> None:
     """Declare ``--policy``.
 
-    ``several``: the help's words on repeating the flag; without them :func:`one_policy` reads it.
+    ``several`` is the part of the help that says what repeating the flag means. If it is empty,
+    the flag must not be repeated, and commands read it with :func:`one_policy`.
     """
     text = f"one of {', '.join(names.POLICIES)}, or FILE.py:NAME; with :knob=value,knob=value"
     text += f"; may be repeated, {several}" * bool(several)

@@ -175,7 +175,11 @@ class Reading:
 
     @property
     def agreement_per_token(self) -> float | None:
-        """Return how much more often tokens of h than of q equal a second draw from q, or None."""
+        """Return Σ h q − Σ q² per new token; None if unknown.
+
+        This is the probability that a token of h equals an independent draw from q, less the
+        probability that a token of q does.
+        """
         return self._per_token(self.agreement)
 
     def _per_token(self, total: float | None) -> float | None:

@@ -196,7 +196,7 @@ class NodeRow:
 
     @property
     def band(self) -> tuple[float, float, float, Any] | None:
-        """Return A, U, P and the boxes for compiled loops, once solved; None if h is no band."""
+        """Return A, U, P and the boxes (bounds on h/q of tokens), once solved; None for no band."""
         return self.scale, min(self.upper, MOST), self.unit, self.boxes
 
 

@@ -1,8 +1,9 @@
 """Searches for the edges of one row's band, compiled by numba: at a price, and within a budget.
 
-A band may have boxes: off the head U is at most P, and single tokens have bounds c ≤ h/q ≤ C
-(THEORY.md, Theorems 24 and 25). Σ g is linear in the edges between two ratios p/q, so that Newton's
-method ends after a few passes.
+A band is the row g = P h = clip(p, A q, U q) with edges A and U; P is the alive ratio (1 in a
+chain). A band may have boxes: off the head U is at most P, and single tokens have bounds
+c ≤ h/q ≤ C (THEORY.md, Theorems 24 and 25). Σ g is linear in the edges between two ratios p/q, so
+that Newton's method ends after a few passes.
 
 A divergence is given by its curve (c, a): f″(t) = c t^(a−2), or ½/(t(1 + t)), the Jensen-Shannon
 divergence, if a is NaN.

@@ -86,6 +86,6 @@ class Regret(FixedTarget):
 
     @property
     def declares(self) -> Declaration:
-        """Return: no bound on a divergence; with delta: mean regret at every position at most delta."""
+        """Return: no bound on a divergence; with delta: mean regret per position at most delta."""
         direction = -1 if self.delta is None else 1
         return Declaration(direction, None, None, continuous=False)

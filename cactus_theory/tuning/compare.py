@@ -266,7 +266,10 @@ class _Table:
                 self.rows = merged(*self.rows)
 
     def add(self, family: Family, width: int, held: str | None, level: float) -> None:
-        """Add the line of a policy at a level of the held quantity; None: its knob is given."""
+        """Add the line of a policy whose knob is solved for ``level`` of ``held``.
+
+        ``held`` is nats, regret or acceptance. If it is None, the policy is used as it is.
+        """
         why, self.made, policy = "", None, family.base
         try:
             find_verifier(family.verifier).check(policy)

@@ -228,7 +228,10 @@ class Node:
 
     @cached_property
     def ratio(self) -> float:
-        """Return P h_n/p_n of the token, with h solved; φ where a chain judges by φ."""
+        """Return P h_n/p_n of the drafted token n, where P is ``alive``, after solving h.
+
+        If the verifier decides by the policy's acceptance probability φ, return φ(n).
+        """
         assert (token := self.token) is not None  # no other node is judged
         row, p = self.solved, self.drawn_from
         if row is None and self.accepts_by_phi:
