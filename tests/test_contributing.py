@@ -65,7 +65,7 @@ def test_the_divergence_of_one_file_is_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     _, asked = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.S)
     assert run(next(words for words, _ in commands(asked))) == 0
-    exec(re.search(r'-c "(.*)"', asked)[1], {})
+    exec(re.search(r'-c "(.*)"', asked, flags=re.S)[1], {})
     wrong = tmp_path / "wrong.py"
     wrong.write_text(DIVERGENCE.replace('"le_cam"', '"wrong"').replace("(2 /", "(1 /"))
     with pytest.raises(AssertionError, match="breaks the property slope_inverse_undoes_slope"):

@@ -27,7 +27,8 @@ from tests.test_docs import REGISTRIES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [path.relative_to(ROOT).as_posix()
-         for pattern in ("*.md", "cactus_theory/*.md", "paper_figures/**/*.md")
+         for pattern in ("*.md", "cactus_theory/*.md", "paper_figures/**/*.md",
+                         "simulations/**/*.md")
          for path in sorted(ROOT.glob(pattern))]  # fmt: skip
 GUIDES = ("CHOOSE", "DECODE", "CHECK", "MEASURE", "TRAIN")
 RUN = ("README.md", *(f"cactus_theory/{name}.md" for name in (*GUIDES, "SERVING", "TRACES")),
@@ -219,6 +220,14 @@ def test_a_flag_that_is_not_there_is_seen() -> None:
     assert unknown_flags("`cactus-theory solve rows.npz --delta 1 --delta-of 2`") == [
         "cactus-theory solve rows.npz --delta 1 --delta-of 2: --delta-of"
     ]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_code_is_at_most_80_columns_wide(name: str) -> None:
+    """The site cuts longer lines off behind a scroll bar; formulas are drawn, not cut."""
+    found = blocks((ROOT / name).read_text(encoding="utf-8"))
+    code = [f"{block.code}\n{block.output}" for block in found if block.language != "math"]
+    assert [line for text in code for line in text.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("name", PAGES)
