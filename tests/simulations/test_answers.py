@@ -76,10 +76,11 @@ def test_scores_of_single_answers_are_tested_by_mcnemar_and_holm() -> None:
     assert {row["p"] for row in table_of(by_prompt(several, [""] * 40))} == {None}
 
 
-def test_the_committed_table_is_made_from_the_committed_sums(tmp_path) -> None:
-    made = DATA / "answers_by_prompt.csv"
+@pytest.mark.parametrize("name", ["answers", "greedy_ifeval"])
+def test_the_committed_table_is_made_from_the_committed_sums(tmp_path, name) -> None:
+    made = DATA / f"{name}_by_prompt.csv"
     assert asked(tmp_path, "--sums", str(made)) == 0 and (tmp_path / "answers.png").is_file()
-    again, whole = (read_csv(folder / "answers.csv")[0] for folder in (tmp_path, DATA))
+    again, whole = (read_csv(file)[0] for file in (tmp_path / "answers.csv", DATA / f"{name}.csv"))
     assert [row["which"] for row in again] == [row["which"] for row in whole]
     # sums are written with 12 digits
     assert [numbers(row) for row in again] == [
