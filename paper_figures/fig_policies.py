@@ -39,8 +39,9 @@ def _calls(axes: Axes, rows: list[Row]) -> None:
             axes.annotate(text, at, **place, **look)
     axes.plot(0, 1, "s", color=style.INK, ms=4.5, label="lossless", zorder=5)
     band = curves.get("band", {})
-    best = band and all(band[level][1] >= own[level][1]
-                        for own in curves.values() for level in own.keys() & band)  # fmt: skip
+    best = band and all(
+        band[level][1] >= own[level][1] for own in curves.values() for level in own.keys() & band
+    )
     axes.set_title("At equal nats the band leads" if best else "Policies at equal nats")
     axes.set(xlabel="emitted KL, nats a token", ylabel="tokens a target call, × lossless")
     axes.margins(0.06)

@@ -64,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
     at = [line for line in found.lines if line["asked"] in (None, args.nats) and line["nats"]]
     print(rule(f"decoding {len(prompts)} prompts at {args.nats:g} nats a token"))
-    lines = configs([PLAIN], ["speculative", *(line["policy"] for line in at)],
-                    args.num_draft_tokens, [1])  # fmt: skip
+    lines = configs(
+        [PLAIN], ["speculative", *(line["policy"] for line in at)], args.num_draft_tokens, [1]
+    )
     harness = Harness(pair, prompts, args.max_new_tokens, args.seed)
     grid = Grid(lines, len(prompts), args.repeats, seed=args.seed)
     runs = grid.runs(grid.fill(

@@ -177,8 +177,9 @@ def run(args: argparse.Namespace) -> int:
     pair = models.loaded(args)
     ids = prompt_ids(args, pair, prompts)
     args.out.mkdir(parents=True, exist_ok=True)
-    jobs = {f"text {number}": partial(_rounds, pair, prompt, args)
-            for number, prompt in enumerate(ids)}  # fmt: skip
+    jobs = {
+        f"text {number}": partial(_rounds, pair, prompt, args) for number, prompt in enumerate(ids)
+    }
     with Journal(args.out / "journal.jsonl", settings) as journal:
         texts = [one["rounds"] for one in filled(jobs, journal, "decoding texts").values()]
     rows = [row for width in sorted({*args.num_draft_tokens}) for row in _table(texts, width, args)]
@@ -250,8 +251,9 @@ def _table(texts: list[Any], width: int, args: argparse.Namespace) -> Iterator[d
         if rule.usual is not None:
             place = int(np.abs(rule.knobs - rule.usual).argmin())
             made = own.at_knob(place)
-            yield ({"rule": rule.name} | about
-                   | _row(made, strict, best.at(made[1]), None, rule.usual))  # fmt: skip
+            yield (
+                {"rule": rule.name} | about | _row(made, strict, best.at(made[1]), None, rule.usual)
+            )
 
 
 def _row(made: Any, strict: Any, best: Any, asked: float | None, knob: float | None) -> Any:

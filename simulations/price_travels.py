@@ -76,8 +76,9 @@ def run(args: argparse.Namespace) -> int:
     kinds = _kinds(*args.policy)
     makers = {
         f"price_travels {law} {kind.name}": partial(_travelled, law, kind, args.nats)
-        for law in args.laws for kind in kinds
-    }  # fmt: skip
+        for law in args.laws
+        for kind in kinds
+    }
     makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.nats)
                for name in args.elsewhere}  # fmt: skip
     prompts = given_prompts(args)[: args.num_prompts]
@@ -208,9 +209,10 @@ def _knob_error(family: Family, tried: Mapping[float, Replay], x: float) -> floa
 
 def _measured(replay: Replay) -> Row:
     return estimates(
-        tokens_per_call=replay.tokens_per_call, acceptance=replay.acceptance_by_position[0],
+        tokens_per_call=replay.tokens_per_call,
+        acceptance=replay.acceptance_by_position[0],
         kl_per_token=replay.divergence_per_token(),
-    )  # fmt: skip
+    )
 
 
 def _travelled(law: str, family: Family, levels: Sequence[float], texts: OwnTexts) -> list[Row]:

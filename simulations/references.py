@@ -106,8 +106,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--draft: must be a draft, whose tokens are accepted; got none")
     pair = models.loaded(args)
     ids = rendered_ids(args, pair.tokenizer, prompts)
-    read = [_read(pair, args.max_new_tokens, *each)
-            for each in zip(prompts, ids, texts, strict=True)]  # fmt: skip
+    read = [
+        _read(pair, args.max_new_tokens, *each) for each in zip(prompts, ids, texts, strict=True)
+    ]
     args.out.mkdir(parents=True, exist_ok=True)
     asked = {"answers": digest(repr(texts).encode()), "policies": list(policies)}
     settings = settings_of(args, prompts, "num_answers", methods=args.policy, **asked)

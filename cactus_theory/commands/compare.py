@@ -32,8 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                "a value is solved")  # fmt: skip
     add_nats(parser, "divergence a row, or a token of a trace, that each policy spends (0.05)",
              nargs="+", default=[])  # fmt: skip
-    add_regret(parser, "of a trace of temperature 0: nats of regret a token (0.05)", nargs="+",
-               default=[])  # fmt: skip
+    add_regret(
+        parser, "of a trace of temperature 0: nats of regret a token (0.05)", nargs="+", default=[]
+    )
     add("--acceptance", type=float, nargs="+", default=[], metavar="SHARE",
         help="also, or instead: acceptance that each policy has")  # fmt: skip
     add("--surprise", type=float, metavar="NATS",

@@ -54,8 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "it if it is rejected")  # fmt: skip
     add("--cap", type=float, metavar="NATS",
         help="spend at most so many nats a token on any answer (of KL, or of regret)")  # fmt: skip
-    add("--num-draft-tokens", type=int, metavar="K",
-        help=f"default: {defaults.NUM_DRAFT_TOKENS}")  # fmt: skip
+    add("--num-draft-tokens", type=int, metavar="K", help=f"default: {defaults.NUM_DRAFT_TOKENS}")
     add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
         help="default: %(default)s")  # fmt: skip
     add("--temperature", type=float,

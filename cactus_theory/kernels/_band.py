@@ -67,9 +67,7 @@ def excess_of(band, row, form: tl.constexpr):
 
 
 @triton.jit
-def part_of_rows(
-    b, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr
-):  # fmt: skip
+def part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr):
     """Return one part of the rows q and p at one place, float32."""
     row = b * form.rows + place
     peak_q, weight_q = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)

@@ -47,7 +47,7 @@ def coins_of(seed, position, places, stream: tl.constexpr):
 @triton.jit
 def refused_part(
     b, place, part, inverse, requests, target, draft, softmax, scale, form: tl.constexpr
-):  # fmt: skip
+):
     """Return one part of the weights (s q − p)₊ after a rejection, and of q, float32."""
     if form.deterministic:
         slot = b * form.rows + place
@@ -73,9 +73,7 @@ def scale_of(b, place, decision, band, knob, form: tl.constexpr):
 
 
 @triton.jit
-def leftover(
-    requests, target, draft, softmax, decision, band, sums, knob, form: tl.constexpr
-):  # fmt: skip
+def leftover(requests, target, draft, softmax, decision, band, sums, knob, form: tl.constexpr):
     """Write the sums of one part of the row that each request's last token is drawn from.
 
     Grid: (B, C). At a rejected token these are sums of the residual; sums of q are copied from
@@ -99,7 +97,7 @@ def leftover(
         scale = scale_of(b, place, decision, band, knob, form)
         left, _ = refused_part(
             b, place, part, inverse, requests, target, draft, softmax, scale, form
-        )  # fmt: skip
+        )
         tl.store(sums.left + at, tl.sum(left, 0))
 
 
@@ -163,7 +161,7 @@ def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
 @triton.jit
 def finish(
     requests, target, draft, softmax, decision, band, sums, emitted, knob, form: tl.constexpr
-):  # fmt: skip
+):
     """Draw the last token; write the accepted tokens, the last token, and −1 behind. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
@@ -177,15 +175,13 @@ def finish(
     at = b * form.parts + part
     left = tl.load(sums.left + at, mask=part < form.parts, other=0.0).to(tl.float64)
     some = tl.sum(left, 0) > 0
-    coin = coins_of(
-        tl.load(requests.seeds + b), tl.load(requests.positions + b), count * 0, DRAW
-    )  # fmt: skip
+    coin = coins_of(tl.load(requests.seeds + b), tl.load(requests.positions + b), count * 0, DRAW)
     found, share = first_beyond(tl.where(some, left, mass), coin)
     if some:
         scale = scale_of(b, count, decision, band, knob, form)
         weight, whole = refused_part(
             b, count, found, inverse, requests, target, draft, softmax, scale, form
-        )  # fmt: skip
+        )
         # the sums came from another kernel, which may round differently: here all may be 0
         weight = tl.where(tl.max(weight, 0) > 0, weight, whole)
     else:

@@ -108,7 +108,7 @@ def sum_of_parts(slot, read, sums, form: tl.constexpr):
 @triton.jit
 def judge(
     requests, target, draft, softmax, decision, band, knob, form: tl.constexpr, KIND: tl.constexpr
-):  # fmt: skip
+):
     """Write each request's number of accepted tokens and the scale of the residual. Grid: (B,).
 
     With ``band`` the count is only an upper bound. Rows to read are then marked in ``band``: the
@@ -164,9 +164,7 @@ def band_judge(requests, decision, band, form: tl.constexpr):
 
 
 @triton.jit
-def block_entries(
-    requests, target, draft, softmax, block, band, knob, form: tl.constexpr
-):  # fmt: skip
+def block_entries(requests, target, draft, softmax, block, band, knob, form: tl.constexpr):
     """Write q_n and p_n of each drafted token, and mark the rows whose band must be solved.
 
     Grid: (B,). ``band`` is None if no row has a band to solve.

@@ -75,8 +75,9 @@ def cut(whole: Mapping[str, Tensor], ends: Sequence[int]) -> dict[str, Tensor]:
     return dict(whole) | {
         "target_log_probs": q.log().to(target.dtype),
         "draft_log_probs": p.log().to(target.dtype),
-        IDS: ids, OFFSETS: torch.tensor(sizes, device="cpu").cumsum(0),
-    }  # fmt: skip
+        IDS: ids,
+        OFFSETS: torch.tensor(sizes, device="cpu").cumsum(0),
+    }
 
 
 def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tensor]:

@@ -119,8 +119,9 @@ def _counts(where: str, histogram: Any) -> np.ndarray:
         most = max(map(int, histogram), default=0)
         check.whole_number(f"{where}: accepted tokens", min(most, 10**4), most)
         histogram = [histogram.get(str(place), 0) for place in range(most + 1)]
-    if not isinstance(histogram, list) or not all(type(own) is int and 0 <= own < 2**53
-                                                  for own in histogram):  # fmt: skip
+    if not isinstance(histogram, list) or not all(
+        type(own) is int and 0 <= own < 2**53 for own in histogram
+    ):
         raise ValueError(f"{where} must be of whole numbers from 0 on; got {histogram!r:.60}")
     return np.array(histogram or [0], dtype=np.int64)
 
@@ -141,8 +142,9 @@ def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | Non
         return None
     for k, j, count in pairs:
         if count and not j <= k <= width:
-            raise ValueError(f"{where}: must accept at most what was drafted, up to {width}; "
-                             f"got {j} of {k}")  # fmt: skip
+            raise ValueError(
+                f"{where}: must accept at most what was drafted, up to {width}; got {j} of {k}"
+            )
         if count:
             table[k, j] += count
     if not np.array_equal(table.sum(0), counts):

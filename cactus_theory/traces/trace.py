@@ -228,9 +228,10 @@ class Trace:
     @cached_property
     def losses(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Return text (B,), ids and :func:`cactus_theory.optimum.regret.losses`, by batch."""
-        return [(own.text, own.draft_token_ids,
-                 *losses(own.target_probs[:, :-1], own.draft_token_ids))
-                for own in self.batches(ENTRIES)]  # fmt: skip
+        return [
+            (own.text, own.draft_token_ids, *losses(own.target_probs[:, :-1], own.draft_token_ids))
+            for own in self.batches(ENTRIES)
+        ]
 
     def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
         """Return all draft rows and the target rows at the same places, target first, float64.

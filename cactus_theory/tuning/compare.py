@@ -121,8 +121,9 @@ class Comparison:
         lines = [line for line in self.lines if line["nats"] is not None]
         columns = {key: own for key, own in COLUMNS.items()
                    if any(line.get(key) is not None for line in lines)}  # fmt: skip
-        cells = [[_cell(line, key, form, sign) for key, (_, form) in columns.items()]
-                 for line in lines]  # fmt: skip
+        cells = [
+            [_cell(line, key, form, sign) for key, (_, form) in columns.items()] for line in lines
+        ]
         return [head for head, _ in columns.values()], cells
 
 

@@ -262,10 +262,11 @@ def shipped(pair: Path) -> str:
         return sum(run[key] for stage, run in runs if stage.startswith(row["model"]))
 
     models = [
-        {"model": name, "parameters": report["parameters"][name]} | report["held_out"][name]
+        {"model": name, "parameters": report["parameters"][name]}
+        | report["held_out"][name]
         | json.loads((pair / name / "config.json").read_text(encoding="utf-8"))
         for name in ("target", "draft")
-    ]  # fmt: skip
+    ]
     return _table(title, notes, models, [
         Column("model", lambda row: row["model"]),
         Column("layers × width", lambda row: "{num_hidden_layers} × {hidden_size}".format(**row)),
@@ -304,4 +305,4 @@ PAGES: Mapping[str, Mapping[str, Callable[[Path], str]]] = {
     f"{RESULTS}/blocks.md": {"blocks": blocks},
     f"{RESULTS}/steps.md": {"theory": theory, "verify": verify},
     f"{RESULTS}/gpu.md": {"gpu": gpu},
-}  # fmt: skip
+}

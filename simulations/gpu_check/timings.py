@@ -217,8 +217,9 @@ class Inputs:
         batch, width, vocab = self.shape = shape
         self.source = torch.Generator(device).manual_seed(seed)
         kind: dict[str, Any] = {"generator": self.source, "device": device}
-        noise = [torch.randn(batch, width + more, vocab, dtype=torch.bfloat16, **kind)
-                 for more in (1, 0)]  # fmt: skip
+        noise = [
+            torch.randn(batch, width + more, vocab, dtype=torch.bfloat16, **kind) for more in (1, 0)
+        ]
         self.target = SPREAD * noise[0]
         self.draft = self.target[:, :-1] + STRAY * noise[1]
         probs = self.draft.float().softmax(-1).flatten(0, 1)

@@ -71,8 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompts", type=Path, metavar="FILE",
         help=f"prompts for the target ({PROMPTS}); without, it writes its own")  # fmt: skip
     add_chat(parser)
-    add("--corpus", type=Path,
-        help=f"or texts for it to continue from: {', '.join(corpus.KINDS)}")  # fmt: skip
+    add("--corpus", type=Path, help=f"or texts for it to continue from: {', '.join(corpus.KINDS)}")
     add("--init", type=Path, metavar="FOLDER", help="a head to go on from, with its vocabulary")
     add("--work-dir", type=Path, default=Path("build/train-head"), help="pieces and checkpoints")
     add("--out", type=Path, required=True, help="folder of the head")

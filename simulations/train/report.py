@@ -136,8 +136,9 @@ def measure_head(
     for start in range(0, len(unseen.places), TEXTS):
         batch = unseen.batch(range(start, min(start + TEXTS, len(unseen.places))))
         sums += torch.stack(student(batch, weight, args.places, True)[1:])
-        for rows, norms in zip(batch.rows[batch.counts].split(256),
-                               batch.norms[batch.counts].split(256), strict=True):  # fmt: skip
+        for rows, norms in zip(
+            batch.rows[batch.counts].split(256), batch.norms[batch.counts].split(256), strict=True
+        ):
             mass += float(((rows @ weight.t()).float() - norms[:, None]).exp().sum())
     named, model = args.prompts or args.corpus, Path(str(args.target))
     of_target = num_parameters(head.core.model.embed_tokens)
