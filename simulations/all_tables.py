@@ -86,6 +86,8 @@ ENTRIES = (
           "{root}/simulations/data/facts.jsonl"),
     Entry("greedy_ifeval=answers greedy_ifeval_by_prompt=by_prompt", FEW_TEXTS,
           inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/ifeval.jsonl"),
+    Entry("greedy_ifeval_chain=answers greedy_ifeval_chain_by_prompt=by_prompt", FEW_TEXTS,
+          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/ifeval.jsonl"),
     Entry("greedy_ngram=greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),
