@@ -6,9 +6,9 @@ from ._style import Any, Figure, Path, Row
 # normal quantile of 90 % in the middle
 SIDE = 1.645
 PANELS = {
-    "over_lossless": ("Bands and lenience gain as much", "tokens a target call, × lossless"),
-    "surprise": ("Cactus's texts are least likely",
-                 "less likely text under the target,\nnats a token"),
+    "over_lossless": ("Cactus gains the fewest tokens", "tokens a target call, × lossless"),
+    "surprise": ("Cactus's tokens are least likely",
+                 "tokens less likely under the target,\nnats a token"),
 }  # fmt: skip
 
 

@@ -46,6 +46,8 @@ NOT_RUN = {
     "@software": "BibTeX",
     "from speculators": "run by make speculators-test",
     "python -m simulations train-head": "trains for hours",
+    "python -m simulations throughput --target smollm2": "needs the model",
+    "cactus-theory trace --target smollm2": "needs the model",
     "make demo": "sets a virtual environment up",
     "pip install vllm": "installs vLLM and starts its server",
     "CACTUS_POLICY=": "starts vLLM's server",

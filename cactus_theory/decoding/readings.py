@@ -57,7 +57,8 @@ class Reading:
     raised_off_head : Σ over the verified rows of :func:`cactus_theory.emitted.raised_off_head`;
         None for one request of a batch.
     entropy : Σ over new tokens of the entropy of h, the law that the token was drawn from, in nats.
-    surprise : Σ over new tokens of the nats by which h makes texts less likely under the target q.
+    surprise : Σ over new tokens of the nats by which a token of h is on average less likely under
+        the target q than a token of q.
     agreement : Σ over new tokens of how much more often a token of h equals a second draw from q
         than a token of q does (:func:`cactus_theory.emitted.directions` defines all three). For
         ``regret``, q is the row at temperature 1.
