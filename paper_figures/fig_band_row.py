@@ -58,5 +58,8 @@ def _tokens(axes: Axes, rows: list[Row]) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("probability")
     first = rows[0]
-    axes.set_title(f"{first['acceptance']:.3f} accepted (lossless {first['speculative']:.3f})")
+    accepted = {"optimum": ("acceptance", "nats"), "Cactus": ("cactus_acceptance", "cactus_nats")}
+    own, cactus = (f"{name} {first[share]:.3f} for {first[nats]:.2f} nats"
+                   for name, (share, nats) in accepted.items())  # fmt: skip
+    axes.set_title(f"Accepted at δ = {first['delta']:g}: {own},\n{cactus}", fontsize=7.5)
     axes.legend(frameon=False, fontsize=7.5, loc="lower right")

@@ -142,7 +142,8 @@ def _token_rows(
     q: Tensor, p: Tensor, optimum: OptimalAcceptance, pair: Pair
 ) -> list[dict[str, Any]]:
     """Return the row's tokens in the order of p/q, with the band's and Cactus's emitted law."""
-    emitted = ct.emitted_law(ct.policy("cactus", delta=SOLVED_DELTA), q, p)
+    cactus = ct.policy("cactus", delta=SOLVED_DELTA)
+    emitted, spent = ct.emitted_law(cactus, q, p), ct.audit(cactus, q, p)
     order = (p / q).argsort()
     cumulative = q[order].cumsum(0)
     drawn = torch.maximum(q, p)[order] > DRAWN_MASS
@@ -158,6 +159,9 @@ def _token_rows(
             "upper": float(optimum.upper),
             "delta": SOLVED_DELTA,
             "acceptance": float(optimum.acceptance),
+            "nats": float(optimum.divergence),
+            "cactus_acceptance": float(spent.acceptance),
+            "cactus_nats": float(spent.divergences["kl"]),
             "speculative": float(torch.minimum(q, p).sum()),
         }
         for token, below in zip(order[drawn], cumulative[drawn], strict=True)
