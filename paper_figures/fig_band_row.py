@@ -58,8 +58,7 @@ def _tokens(axes: Axes, rows: list[Row]) -> None:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("probability")
     first = rows[0]
-    accepted = {"optimum": ("acceptance", "nats"), "Cactus": ("cactus_acceptance", "cactus_nats")}
-    own, cactus = (f"{name} {first[share]:.3f} for {first[nats]:.2f} nats"
-                   for name, (share, nats) in accepted.items())  # fmt: skip
-    axes.set_title(f"Accepted at δ = {first['delta']:g}: {own},\n{cactus}", fontsize=7.5)
+    own = f"δ = {first['delta']:g}: optimum accepts {first['acceptance']:.3f}"
+    cactus = f"Cactus {first['cactus_acceptance']:.3f} for {first['cactus_nats']:.2f} nats"
+    axes.set_title(f"{own} for {first['nats']:.2f} nats,\n{cactus}", fontsize=7.5)
     axes.legend(frameon=False, fontsize=7.5, loc="lower right")
