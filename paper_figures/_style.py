@@ -1,6 +1,7 @@
 """The style of all figures, helpers for drawing, and the saving of figures as PDF and PNG."""
 
 import csv
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ def applied(width: str = "page") -> AbstractContextManager[None]:
     size = (WIDTHS[width], 3.4)
     settings = matplotlib.rc_params_from_file(SHARED / "look.mplstyle", use_default_template=False)
     fixed: Any = {"backend": "Agg", "figure.figsize": size}
+    if width == "column":
+        fixed |= {"axes.titlesize": 8, "figure.titlesize": 8}
     return plt.rc_context({**matplotlib.rcParamsDefault, **settings, **fixed})
 
 
@@ -160,8 +163,8 @@ def legend_below(figure: Figure, axes: Axes, across: int = 2) -> None:
 
 
 def headline(figure: Figure, text: str) -> None:
-    """Write a finding above all panels."""
-    figure.suptitle(text, x=0.01, ha="left")
+    """Write a finding above all panels, in two lines in a column."""
+    figure.suptitle(textwrap.fill(text, 48) if narrow() else text, x=0.01, ha="left")
 
 
 def save(figure: Figure, name: str, out: Path) -> list[Path]:

@@ -6,7 +6,7 @@ from ._style import Any, Figure, Path, Row
 # normal quantile of 90 % in the middle
 SIDE = 1.645
 PANELS = {
-    "over_lossless": ("Cactus gains the fewest tokens", "tokens a target call, × lossless"),
+    "over_lossless": ("Cactus gains the fewest tokens", "tokens a target call,\n× lossless"),
     "surprise": ("Cactus's tokens are least likely",
                  "tokens less likely under the target,\nnats a token"),
 }  # fmt: skip
@@ -15,7 +15,9 @@ PANELS = {
 def draw(data: Path) -> Figure:
     """Return the figure from ``answers.csv``: one line per policy, all prompts together."""
     rows = [row for row in style.read(data / "answers.csv") if row["which"] == "all"]
-    figure, panels = style.panels(len(PANELS), height=1.1 + 0.32 * len(rows))
+    figure, panels = style.panels(
+        len(PANELS), height=1.1 + (0.5 if style.narrow() else 0.32) * len(rows)
+    )
     for axes, (column, (title, name)) in zip(panels, PANELS.items(), strict=True):
         neutral = 1.0 if column == "over_lossless" else 0.0
         axes.axvline(neutral, color=style.MUTED, lw=0.8)
@@ -25,7 +27,8 @@ def draw(data: Path) -> Figure:
             error = SIDE * (row[f"{column}_se"] or 0.0)
             axes.errorbar([row[column]], [-place], xerr=[error], elinewidth=1.4, **_look(row))
         axes.set(title=title, xlabel=name, ylim=(0.6 - len(rows), 0.6))
-        axes.set_yticks([-place for place in range(len(rows))], [_name(row) for row in rows])
+        names = [_name(row).replace(" (", "\n(" if style.narrow() else " (") for row in rows]
+        axes.set_yticks([-place for place in range(len(rows))], names)
         axes.margins(x=0.12)
     if not style.narrow():
         panels[1].tick_params(labelleft=False)
