@@ -19,7 +19,6 @@ Seconds are not measured: a policy takes its calls times the seconds of a call.
 import argparse
 import math
 import pickle
-import re
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -123,7 +122,7 @@ def _opened(asked: bytes) -> Work:
     prompts = given_prompts(args)[: args.num_prompts]
     if len(prompts) < 2:
         raise ValueError(f"--prompts: must hold 2 prompts, for errors; got {len(prompts)}")
-    score = _word if args.score == "word" else score_of(args.score)
+    score = score_of(args.score)
     if score is not None:
         for prompt in prompts:  # one without what the score reads shows before anything runs
             score(prompt, "")
@@ -149,18 +148,6 @@ def _report(args: argparse.Namespace, rows: Sequence[Row], title: str, **notes: 
              "surprise", "tokens_per_answer", "ended", "score", "difference")  # fmt: skip
     print(columns(table, {name: name.replace("_", " ") for name in shown}, title))
     print(f"written to {args.out}/: answers.csv, answers.png, answers.pdf")
-
-
-def _word(prompt: Prompt, text: str) -> float:
-    """Return 1 if the text contains the column ``answer`` as whole words, in any case."""
-    if "answer" not in prompt.columns:
-        raise ValueError(f"--score: word needs the column answer; got {[*prompt.columns]}")
-    return float(holds(text, str(prompt.columns["answer"]).strip()))
-
-
-def holds(text: str, word: str) -> bool:
-    """Return whether a text contains one or several given words as whole words, in any case."""
-    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
 
 
 def _job(asked: bytes, policy: str, group: int) -> Row:

@@ -1,4 +1,4 @@
-"""Scores of answers for ``answers --score``: those of GSM8K and IFEval, and users' functions.
+"""Scores of answers for ``answers --score``: of words, GSM8K, IFEval, and users' functions.
 
 A function takes a prompt and its completion, and may take the prompt's columns.
 """
@@ -56,7 +56,13 @@ def right_number(columns: Mapping[str, Any], answer: str) -> bool:
     return last_number(answer) == last_number(columns["answer"].rpartition("####")[2])
 
 
+def holds(text: str, word: str) -> bool:
+    """Return whether a text contains one or several given words as whole words, in any case."""
+    return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE))
+
+
 TASKS = {
+    "word": Task(("answer",), lambda columns, text: holds(text, str(columns["answer"]).strip())),
     "gsm8k": Task(("answer",), right_number),
     "ifeval": Task(("instruction_id_list", "kwargs"), follows_all),
 }

@@ -28,7 +28,7 @@ def mcnemar(better: int, worse: int) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """Return the p-values of several tests after Holm's correction.
 
-    If no methods differ, no corrected p is below 5 % with a probability of at least 95 %.
+    If no two methods differ, some corrected p is below 5 % with a probability of at most 5 %.
     """
     adjusted, largest = [0.0] * len(values), 0.0
     for rank, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):

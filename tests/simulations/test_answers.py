@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from simulations.__main__ import main
-from simulations.answers import SUMS, by_prompt, holds, table_of
+from simulations.answers import SUMS, by_prompt, table_of
 from simulations.common.inputs import DATA
 from simulations.common.results import read_csv
 from tests.amounts import thorough
@@ -119,13 +119,6 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path, capsys) -> None:
     assert "--scheduler: no scheduler at 'nowhere'" in capsys.readouterr().err
     assert asked(tmp_path, "--workers", "0") == 2
     assert "--workers" in capsys.readouterr().err
-
-
-def test_a_word_counts_where_it_stands_by_itself() -> None:
-    for text, word in (("It is PARIS.", "Paris"), ("1+1=12", "12"), ("New York!", "new york")):
-        assert holds(text, word)
-    for text, word in (("Parisian", "Paris"), ("It is 120", "12"), ("312", "12"), ("a b", "a.b")):
-        assert not holds(text, word)
 
 
 def test_ratios_and_differences_are_paired_by_prompt() -> None:

@@ -1,5 +1,6 @@
 """The main job end to end, at its smallest."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def test_the_band_makes_most_at_equal_nats_and_published_cactus_spends_its_own(
                  if row["held"] and float(row["asked"]) == level}  # fmt: skip
         assert float(found["band"]["nats"]) == pytest.approx(level, rel=1e-3)
         assert float(found["band"]["acceptance"]) > float(found["lenience"]["acceptance"])
+
+
+def test_the_drawn_row_names_what_band_and_cactus_spend_on_it(written: Path) -> None:
+    rows, _ = read_csv(written / "band_row.csv")
+    for law, nats in (("band", "nats"), ("cactus", "cactus_nats")):
+        pairs = [(float(row[law]), float(row["q"])) for row in rows]
+        drawn = sum(h * math.log(h / q) for h, q in pairs if h > 0)
+        # tokens that are not drawn have less than 1e-4 each
+        assert float(rows[0][nats]) == pytest.approx(drawn, abs=0.02), law
+    assert float(rows[0]["nats"]) == pytest.approx(float(rows[0]["delta"]), rel=1e-6)
 
 
 def test_what_is_decoded_is_what_was_solved(written: Path) -> None:

@@ -17,6 +17,15 @@ def test_the_last_number_counts() -> None:
     assert last_number("-3.50") == -3.5
 
 
+def test_a_word_counts_where_it_stands_by_itself() -> None:
+    score = score_of("word")
+    assert score
+    for text, word in (("It is PARIS.", "Paris"), ("1+1=12", "12"), ("New York!", "new york")):
+        assert score(solution(f" {word}"), text) == 1
+    for text, word in (("Parisian", "Paris"), ("It is 120", "12"), ("312", "12"), ("a b", "a.b")):
+        assert score(solution(word), text) == 0
+
+
 def test_all_instructions_of_a_prompt_count() -> None:
     names = ["punctuation:no_comma", "startend:quotation"]
     asked = Prompt("Write.", columns={"instruction_id_list": names, "kwargs": [{}, {}]})
