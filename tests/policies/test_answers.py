@@ -121,3 +121,16 @@ def test_a_residual_that_nothing_needs_may_be_anything():
     assert ct.emitted_law(rule, Q, Q).equal(Q)
     step = ct.verify_chain(rule, ROWS[0], ROWS[0][:, :2], IDS, coins=(COINS[0], COINS[1][:, 0]))
     assert step.num_accepted.tolist() == [2]
+
+
+@pytest.mark.parametrize("entries", [1, 12, 10**6])
+def test_a_vectorised_rule_asked_in_parts_answers_as_if_asked_once(monkeypatch, entries):
+    @ct.rule(vectorised=True)
+    def half(q, p):
+        return (q + p) / 2
+
+    weights = torch.arange(30, dtype=torch.float64).view(10, 3)
+    q, p = (((weights * own) % 7 + 1) for own in (3, 5))
+    q, p = q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True)
+    monkeypatch.setattr("cactus_theory.policies.rule.ENTRIES", entries)
+    torch.testing.assert_close(ct.emitted_law(half, q, p), (q + p) / 2, atol=1e-15, rtol=0)

@@ -21,6 +21,8 @@ def test_ratios_are_medians_of_runs_made_side_by_side() -> None:
     plain, drafted = made_up({"plain": [9.0, 1.0, 2.0, 4.0], "speculative": [9.0, 0.5, 1.0, 4.0]})
     assert plain["speedup_over_plain"] == 1
     assert drafted["speedup_over_plain"] == 2
+    ends = [drafted[f"speedup_over_plain_{end}"] for end in ("low", "high")]
+    assert ends == [2, 2]  # of one prompt every resample is the same
     assert plain["tokens_per_second"] == 4 and plain["tokens_per_second_max"] == 8
 
 
