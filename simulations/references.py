@@ -35,8 +35,8 @@ from cactus_theory.decoding.drafters.eagle3 import Eagle3Drafter
 from cactus_theory.decoding.drafters.interface import DraftContext
 from cactus_theory.decoding.drafters.ngram import NGram
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
+from cactus_theory.decoding.probabilities import Warp
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts, fitted
 from cactus_theory.policies import FixedTarget, Policy, read_policy
 from cactus_theory.policies.policy import one_hot

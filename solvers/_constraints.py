@@ -10,9 +10,9 @@ import numpy as np
 from cactus_theory.divergences import Divergence
 
 from . import _conic
-from ._attempts import divergence_of
 from ._dual_bounds import Lagrangian
 from ._perspective import Scaled
+from ._row_program import divergence_of
 
 Dual = float | dict[int, float]
 # a limit binds if the row is within this relative distance of it: interior-point answers are within

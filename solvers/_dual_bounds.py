@@ -249,19 +249,22 @@ def price_bound(
     after : (V^K,), additional worth of a bonus token after each fully accepted path.
     """
     # The module's formula with e = ends: α ≤ gained = (unit + C(ux) − e)₊, β = gained − α and
-    # C(u) = max over h of Σ (e + α) h − ν D. ``below`` is C at the level below.
-    possible, paid = tree.possible, 0.0
+    # C(u) = max over h of Σ (e + α) h − ν D. ``below`` is C at the level below. A larger α than
+    # gained has β = 0, too, and only raises C, so α is clipped.
+    possible, unpaid = tree.possible, 0.0
     below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
     ending = np.broadcast_to(ends, tree.target.shape)
     for level in reversed(tree.levels):
         q = tree.target[level]
         gained = np.maximum(unit + below.reshape(q.shape) - ending[level], 0.0)
-        rewards = np.clip(alpha[level], 0.0, gained)
+        clipped = np.clip(alpha[level], 0.0, gained)
+        # prefixes are numbered breadth first: ux has the number 1 + uV + x
         first = 1 + level.start * tree.vocabulary
-        chance = possible[first : first + q.size].reshape(q.shape)
-        paid += float(np.sum(chance * (gained - rewards)))
-        below = worth(ending[level] + rewards, q, f, price)
-    return unit + float(below[0]) + paid
+        # p(ux); 0 where the target excludes a token of ux, since ux is then never accepted
+        drafting = possible[first : first + q.size].reshape(q.shape)
+        unpaid += float(np.sum(drafting * (gained - clipped)))
+        below = worth(ending[level] + clipped, q, f, price)
+    return unit + float(below[0]) + unpaid
 
 
 def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:

@@ -12,8 +12,11 @@ drafted tokens, scaled by μ_s. Every verifier of a long text whose bonus tokens
 satisfies these constraints on average, even if it plans from round to round. Verifying each block
 towards h = g/t attains the optimum if rounds lead to one closed set of states. So the value is a
 ceiling on tokens per target call at κ of metered divergence per emitted token. The proof is the
-dual: let π_s be the potential of beginning a round in s. A round from s is then worth at most the
-bound of the block program in which ending in s' earns π_{s'}. Source: THEORY.md, Theorem 20.
+dual: let π_s be any potential of beginning a round in s, and ν ≥ 0 any price of divergence. Let
+B_s be the bound of the block program in which an emitted token earns 1 + νκ, a unit of divergence
+costs ν, and ending in s' earns π_{s'}. A round from s is then worth at most B_s. In a long text
+rounds end in s as often as they begin there, so the potentials cancel, and the tokens per target
+call are at most :math:`\max_s (B_s − π_s)`. Source: THEORY.md, Theorem 20.
 """
 
 import math
@@ -156,12 +159,12 @@ class Program(TreeProgram[Answer]):
     trees: Sequence[PathTree]
     states: np.ndarray
     f: FDivergence
-    budget: float
+    limit: float  # κ, the most divergence per token
 
     @property
     def linear(self) -> bool:
         """Return whether the program is linear; so is any program with a budget of 0 or ∞."""
-        return self.f.linear or self.budget in (0.0, math.inf)
+        return self.f.linear or self.limit in (0.0, math.inf)
 
     @cached_property
     def layout(self) -> Layout:
@@ -180,7 +183,7 @@ class Program(TreeProgram[Answer]):
 
     def excess(self, answer: Answer) -> float:
         """Return by how much an answer exceeds the budget."""
-        return (answer.divergence - self.budget) * answer.value
+        return (answer.divergence - self.limit) * answer.value
 
     def size(self, answer: Answer) -> np.ndarray:
         """Return g (S, nodes, V) of an answer."""
@@ -194,27 +197,30 @@ class Program(TreeProgram[Answer]):
         flow = Flow(layout, scale, rounds)
         balance = (self._arrivals(flow) - rounds)[:-1] == 0
         limits, budget = [*flow.limits, balance, cp.sum(rounds) == 1], None
-        if self.budget == 0:
+        if self.limit == 0:
             limits.append(times(scale, flow.w) == times(layout.q, flow.alive))
-        elif not math.isinf(self.budget):
+        elif not math.isinf(self.limit):
             spent, forms = flow.spent(self.f)
-            budget = spent <= self.budget * flow.tokens
+            budget = spent <= self.limit * flow.tokens
             limits += [*forms, budget]
         return cp.Problem(cp.Maximize(flow.tokens), limits), flow, (rounds, balance, budget)
 
     def _proof(self, flow: Flow, balance: Any, budget: Any | None) -> tuple[float, float]:
         """Return the price of divergence and a proven bound on the tokens per call."""
-        price, unit = (0.0 if self.budget else math.inf), 1.0
+        # without a budget constraint κ is ∞, where divergence is free, or 0, which forces h = q
+        price, unit = (0.0 if self.limit else math.inf), 1.0
         if budget is not None:
             price = max(0.0, float(np.sum(budget.dual_value)))
-            unit = 1 + price * self.budget
-        ending = np.append(-balance.dual_value, 0.0)
+            unit = 1 + price * self.limit
+        # the balance of the last state follows from the others, so its potential is 0
+        potentials = np.append(-balance.dual_value, 0.0)
         bounds = []
-        for state, rows in enumerate(flow.multipliers):
-            last = self.states[state, len(rows) :]
-            worth = {"ends": ending, "after": self._bonus[last] @ ending}
-            most = price_bound(self.trees[state], rows, self.f, price, unit=unit, **worth)
-            bounds.append(most - ending[state])
+        for state, alpha in enumerate(flow.multipliers):
+            # the states after all K tokens come after those of the nodes
+            last = self.states[state, len(alpha) :]
+            worth = {"ends": potentials, "after": self._bonus[last] @ potentials}
+            of_round = price_bound(self.trees[state], alpha, self.f, price, unit=unit, **worth)
+            bounds.append(of_round - potentials[state])
         return price, float(max(bounds))
 
     def _arrivals(self, flow: Flow) -> Any:

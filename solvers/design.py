@@ -231,12 +231,12 @@ class Attempt:
 
 @dataclass
 class Program(Attempted[Attempt]):
-    """The program of a design; it counts the attempts in which a solver found no row."""
+    """The program of a design; it counts the attempts that a solver called infeasible."""
 
     q: np.ndarray
     p: np.ndarray
     constraints: Sequence[Constraint]
-    refused: int = 0  # attempts with the status infeasible
+    infeasible_attempts: int = 0
 
     promise = f"the row must meet every constraint within {FEASIBILITY:g}, and its bound"
 
@@ -280,7 +280,7 @@ class Program(Attempted[Attempt]):
 
     def fault(self, answer: Attempt) -> str | None:
         """Return why a row is not accepted, or None; set the row's bound."""
-        self.refused += "infeasible" in answer.status
+        self.infeasible_attempts += "infeasible" in answer.status
         broken = answer.broken()
         if broken:
             return broken
@@ -327,17 +327,20 @@ def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint])
 
 
 def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> DesignedRow:
+    """Return the best row with its proof; raise Infeasible with the constraints in conflict."""
     started = time.perf_counter()
     program = Program(q, p, constraints)
     zero = [c for c in constraints if isinstance(c, BudgetConstraint) and c.delta == 0]
     try:
         answer = _lossless(program, zero[0]) if zero else program.solve(program.guess)
     except SolverGaveUp:
-        if program.refused > 1:
+        # a badly scaled attempt may be called infeasible, two with different scales are believed
+        if program.infeasible_attempts > 1:
             raise Infeasible(program.conflict()) from None
         raise
     h, target, value = answer.row, np.zeros_like(q), answer.value
     target[q > 0] = h
+    # with a budget of 0 no solver ran, so there are no dual values
     duals = {name: math.nan if zero else each.price(h) for name, each in answer.constraints.items()}
     return DesignedRow(
         target=target,

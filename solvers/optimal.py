@@ -16,7 +16,7 @@ import numpy as np
 from cactus_theory.base import arguments as check
 from cactus_theory.divergences import Divergence
 
-from . import _attempts
+from . import _attempts, _row_program
 from .per_proposal import raised_ceiling
 
 SUPPORTS = ("target", "free")
@@ -81,11 +81,11 @@ def solve(
     free = support == "free" and outside > 0 and affordable
     target = q.copy()
     if delta == 0:
-        answer = _attempts.forced(q, p, _attempts.lossless_price(q, p, kind, free))
+        answer = _row_program.forced(q, p, _row_program.lossless_price(q, p, kind, free))
     else:
         cap, zero_cap = p[inside], outside if free else None
         scale = np.clip(cap, q[inside], raised_ceiling(q[inside], kind, delta))
-        answer = _attempts.Program(kind, delta, q[inside], cap, zero_cap).solve(scale)
+        answer = _row_program.RowProgram(kind, delta, q[inside], cap, zero_cap).solve(scale)
         target[inside] = answer.h
         if free:
             target[~inside] = p[~inside] * (answer.z / outside)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cactus_theory.divergences import Divergence
 
-from . import _attempts
+from . import _attempts, _row_program
 from ._conic import generator_budget, most_of
 from ._dual_bounds import halved
 
@@ -94,13 +94,12 @@ def solve(
     q, _ = _attempts.one_pair(target_probs, target_probs)
     kind, delta = _attempts.checked_budget(divergence, delta)
     token = _attempts.token_index(token, len(q))
-    target, inside, reward = q.copy(), q > 0, np.arange(len(q)) == token
+    target, inside, cap = q.copy(), q > 0, np.eye(len(q))[token]
     if delta == 0 or q[token] in (0.0, 1.0):
-        cap = reward * 1.0
-        answer = _attempts.forced(q, cap, _attempts.lossless_price(q, cap, kind))
+        answer = _row_program.forced(q, cap, _row_program.lossless_price(q, cap, kind))
     else:
-        scale = np.where(reward[inside], raised_ceiling(q[inside], kind, delta), q[inside])
-        answer = _attempts.Program(kind, delta, q[inside], reward[inside] * 1.0).solve(scale)
+        scale = np.where(cap[inside] > 0, raised_ceiling(q[inside], kind, delta), q[inside])
+        answer = _row_program.RowProgram(kind, delta, q[inside], cap[inside]).solve(scale)
         target[inside] = answer.h
     proof = answer.divergence, answer.price, float(answer.bound), answer.solver
     seconds = time.perf_counter() - started

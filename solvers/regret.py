@@ -27,14 +27,20 @@ def solve(target_probs: Any, draft_probs: Any, *, delta: float) -> tuple[np.ndar
     """
     optimize = check.optional_module("scipy.optimize", "solvers")
     q, p = _attempts.one_pair(target_probs, draft_probs)
-    most = min(check.number("delta", delta, 0.0, math.inf), -math.log(q[q > 0].min()))
     inside, size = q > 0, int((q > 0).sum())
-    lost, none = np.log(q[inside].max()) - np.log(q[inside]), np.zeros(size)
-    # variables: t ≤ min(p, h), and h
-    rules = np.vstack([np.eye(size, 2 * size) - np.eye(size, 2 * size, size), [*none, *lost]])
-    whole, ends = [[*none, *(none + 1)]], [(0, cap) for cap in p[inside]] + [(0, None)] * size
+    regret = np.log(q[inside].max()) - np.log(q[inside])
+    # no row has more regret than −ln min q; the solver must not read ∞
+    budget = min(check.number("delta", delta, 0.0, math.inf), -math.log(q[inside].min()))
+    zeros, ones, unit = np.zeros(size), np.ones(size), np.eye(size)
+    # the variables are (t, h), with t ≤ p by its bounds
     found = optimize.linprog(
-        [*(none - 1), *none], rules, [*none, most], whole, [1.0], ends, options=TIGHT
+        c=np.r_[-ones, zeros],  # maximise Σ t
+        A_ub=np.vstack([np.hstack([unit, -unit]), np.r_[zeros, regret]]),  # t ≤ h, Σ h ρ ≤ δ
+        b_ub=np.r_[zeros, budget],
+        A_eq=[np.r_[zeros, ones]],  # Σ h = 1
+        b_eq=[1.0],
+        bounds=[(0, cap) for cap in p[inside]] + [(0, None)] * size,
+        options=TIGHT,
     )
     if found.status:
         raise _attempts.SolverGaveUp(found.message)

@@ -17,7 +17,7 @@ import numpy as np
 from cactus_theory.base import tensors
 from cactus_theory.divergences import Divergence
 
-from . import _attempts
+from . import _attempts, _row_program
 from ._attempts import FEASIBILITY
 from .per_proposal import raised_ceiling
 
@@ -80,19 +80,19 @@ def solve(
     kind = _attempts.additive(kind)
     target, inside = q.copy(), q > 0
     if delta == 0:
-        price = max(_attempts.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
-        answer = _attempts.forced(q, p, price)
+        price = max(_row_program.lossless_price(*pair, kind) for pair in zip(q, p, strict=True))
+        answer = _row_program.forced(q, p, price)
     else:
         promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their bound"
         position = np.nonzero(inside)[0]
-        joint = _attempts.Program(
+        joint = _row_program.RowProgram(
             kind, delta, q[inside], p[inside], position=position, promise=promise
         )
         scale = np.clip(p[inside], q[inside], raised_ceiling(q[inside], kind, delta))
         answer = joint.solve(scale)
         target[inside] = answer.h
     common = np.minimum(target, p).sum(-1)
-    spent = [_attempts.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
+    spent = [_row_program.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
     total = float(common.sum())
     return SequenceProgram(
         target=target,

@@ -21,8 +21,7 @@ def run(args: argparse.Namespace) -> int:
     from cactus_theory.base.tables import print_json, print_rows, save_csv
     from cactus_theory.commands.inputs import rows
     from cactus_theory.traces import Trace
-    from cactus_theory.traces.ends import end_ratio, foretold, tells
-    from cactus_theory.traces.estimate import valued
+    from cactus_theory.traces.ends import end_ratio, has_end_ratio, warning_of_longer_answers
     from cactus_theory.tuning.compare import SIGNED
 
     policy = ct.policy(one_policy(args) or "")
@@ -30,10 +29,10 @@ def run(args: argparse.Namespace) -> int:
     trace = Trace.open(args.target) if Path(args.target).is_dir() else None
     policy = policy.at_ends(trace.ends if trace else ())
     report = ct.audit(policy, q, p, divergence=args.divergence)
-    spent, budget = report.divergences[report.reference], report.declares.budget
+    cost, budget = report.divergences[report.reference], report.declares.budget
     columns = {
         "acceptance": report.acceptance,
-        report.reference: spent,
+        report.reference: cost,
         "best acceptance at that cost": report.optimum_acceptance,
         "least cost at that acceptance": report.optimum_divergence,
         "raised off the head": report.raised_off_head,
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         declared = vars(report.declares) | {"budget": None if budget is None else vars(budget)}
         header = {"policy": report.policy, "declares": declared}
         return print_json(header | {"divergences": report.divergences} | columns)
-    worst = f"no budget; the most it spends on a row here: {report.reference} {spent.max():.6g}"
+    worst = f"no budget; the most it spends on a row here: {report.reference} {cost.max():.6g}"
     print(f"{report.policy} declares: {worst if budget is None else budget}")
     print_rows(columns)
     if report.bounds is not None:
@@ -58,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     print("mean divergences of the emitted law from the target:")
     for name, value in report.divergences.items():
         print(f"  {name:<20} {np.mean(value):.6g}")
-    if trace and tells(trace) and trace.texts >= FEWEST_TEXTS:
-        if words := foretold(*valued("", end_ratio(trace, policy)).values()):
-            print(words)
+    if trace and has_end_ratio(trace) and trace.texts >= FEWEST_TEXTS:
+        ratio = end_ratio(trace, policy)
+        if warning := warning_of_longer_answers(ratio.value, ratio.standard_error):
+            print(warning)
     return 0

@@ -9,13 +9,13 @@ from torch import Tensor
 from cactus_theory.base.copies import copied
 from cactus_theory.base.threads import one_thread
 from cactus_theory.decoding.assignment import assigned
+from cactus_theory.decoding.coins import more_draws, toss
 from cactus_theory.decoding.drafters import DraftContext
 from cactus_theory.decoding.drafters.interface import fed_parents, nothing
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.prepare import Opening
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.rounds import Rounds
-from cactus_theory.decoding.sampling import more_draws, toss
 from cactus_theory.verify.draft import Draft, Verdict
 from cactus_theory.verify.draw import NO_TOKEN
 

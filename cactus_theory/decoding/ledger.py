@@ -159,31 +159,32 @@ class Ledger(Schedule):
         numbers, nodes = of_inner.tolist(), dict[int, Node]()
         planned = self._planned(state, numbers, target_probs, draft, verifier)
         spent, alive = [state.spent] * len(numbers), [1.0] * len(numbers)
-        seen = cache(lambda tilt: colder(target_probs, tilt))
+        tilted_target = cache(lambda tilt: colder(target_probs, tilt))
 
         @cache
-        def rows(own: Policy) -> Nodes:
-            tilt = tilt_of(own)
-            rung = Assignment(
-                (untilted(own),), tilts=(tilt,), target=target_probs if tilt else None
-            )
-            return Nodes(verifier, rung, seen(tilt), draft)
+        def nodes_under(policy: Policy) -> Nodes:
+            tilt = tilt_of(policy)
+            target = target_probs if tilt else None
+            alone = Assignment((untilted(policy),), tilts=(tilt,), target=target)
+            return Nodes(verifier, alone, tilted_target(tilt), draft)
 
         for node in range(draft.lengths[0] + 1):
             if node:
-                above = draft.above[0][node - 1]
+                token = node - 1  # token i leads to node i + 1
+                above = draft.above[0][token]
                 spent[node] = spent[above] + nodes[above].charge().spent
-                # in a block, P starts at 1 again after a token that was not sampled
-                if verifier.by_path and draft.judged(0, above) == node - 1:
+                # P goes on below the token that is judged, and starts at 1 below other tokens
+                if verifier.by_path and draft.judged(0, above) == token:
                     alive[node] = nodes[above].next_alive
+            # Theorem 17: cap · tokens + burst, less the nats spent on the path
             allowed = self.cap * (state.emitted + draft.depths[0][node] + 1) * (1 - ROUNDING)
             allowed += self.burst - spent[node]
 
-            def at(number: int, node: int = node) -> Node:
-                return rows(self.policies[number]).at(0, node, alive[node])
+            def node_under(number: int, node: int = node) -> Node:
+                return nodes_under(self.policies[number]).at(0, node, alive[node])
 
             ladder = self.numbers[numbers[node]] if planned is None else [planned[node]]
-            numbers[node], nodes[node] = self._fitting(ladder, allowed, at)
+            numbers[node], nodes[node] = self._fitting(ladder, allowed, node_under)
         return of_inner.new_tensor(numbers), nodes
 
     def observe(self, state: Account, nodes: Sequence[Node]) -> Account:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from cactus_theory.base import defaults
 from cactus_theory.base.arguments import whole_number
+from cactus_theory.decoding.coins import checked_seeds
+from cactus_theory.decoding.probabilities import checked_temperature
 from cactus_theory.decoding.readings import Reading
 from cactus_theory.decoding.result import Seconds
-from cactus_theory.decoding.sampling import checked_seeds, checked_temperature
 from cactus_theory.decoding.schedule import (
     Schedule,
     Spec,

@@ -13,8 +13,8 @@ from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.meter import Meter, TokenLog
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import DecodeOptions
+from cactus_theory.decoding.probabilities import Warp
 from cactus_theory.decoding.processors import Processors, refuse
-from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
 from cactus_theory.policies.rule import FunctionPolicy

@@ -236,13 +236,14 @@ def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
     needs, the others would sample instead of decoding greedily.
     """
     each = [rule.policies if isinstance(rule, Schedule) else (rule,) for rule in rules]
-    own = {policy.unit == REGRET: policy.spec for policies in each for policy in policies}
-    if len(own) > 1:
+    # an example of each kind
+    spec_by_regret = {own.unit == REGRET: own.spec for policies in each for own in policies}
+    if len(spec_by_regret) > 1:
         raise ValueError(
-            f"policy: {own[True]} is charged in regret, and may stand beside policies like it "
-            f"alone (regret:price=inf is strict greedy decoding); got {own[False]}"
+            f"policy: {spec_by_regret[True]} is charged in regret, and all policies must be then "
+            f"(regret:price=inf is strict greedy decoding); got {spec_by_regret[False]}"
         )
-    return True in own
+    return True in spec_by_regret
 
 
 def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:

@@ -14,8 +14,8 @@ from cactus_theory.base import tensors
 from cactus_theory.base.rows import checked_logits
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.drafters.interface import DraftContext, Drafter, Drafting
+from cactus_theory.decoding.probabilities import Warp, checked_temperature
 from cactus_theory.decoding.processors import Processors
-from cactus_theory.decoding.sampling import Warp, checked_temperature
 from cactus_theory.decoding.text import Texts
 
 

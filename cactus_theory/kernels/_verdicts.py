@@ -145,7 +145,8 @@ def judge(
 def band_judge(requests, decision, band, form: tl.constexpr):
     """Decide OPEN tokens: accepted iff E < 0 at the token's ratio coin · p_n/q_n. Grid: (B,).
 
-    E < 0 says that the ratio lies below the edge b. Afterwards only the row of each request's
+    The coin is below φ = b q_n/p_n iff the ratio is below the edge b, and E rises through 0 at b.
+    Afterwards only the row of each request's
     first rejected token is marked.
     """
     take_turn(form)

@@ -96,9 +96,9 @@ def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Row
     """Return the best rows under a tilt and boxes: clip(clip(p, a q^θ, a e^step q^θ), cq, Cq).
 
     q^θ is ``about``, the price 1/``step`` tokens a nat, the boxes are those of q (THEORY.md,
-    Theorem 29). Rows are float64 (R, V) that sum to 1, p over P. Where boxes cross q^θ neither edge
-    need lie on its side of 1, so a is searched for on (0, ∞). The row's sum rises with a; the
-    search ends where the sum is 1.
+    Theorem 29). Rows are float64 (R, V) that sum to 1, p over P. The sum of the row rises with
+    a; a is the root at which the sum is 1. Without boxes a ≤ 1 ≤ a e^step. Boxes may move both
+    edges to one side of 1, so all of (0, ∞) is searched.
     """
     floor, ceiling = boxes.of_rows(q)
     least = torch.zeros_like(q) if floor is None else floor * q
@@ -112,7 +112,9 @@ def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Row
 
     out = torch.empty_like(q)
     for row in range(len(q)):
-        edge = rising_root(lambda edge, row=row: float(row_at(edge, row).sum()) - 1,
-                           1 / MOST, MOST, 1.0, SETTLED, 1.0)  # fmt: skip
+        edge = rising_root(
+            lambda edge, row=row: float(row_at(edge, row).sum()) - 1,
+            low=1 / MOST, high=MOST, start=1.0, settled=SETTLED, steepness=1.0,
+        )  # fmt: skip
         out[row] = row_at(edge, row)
     return out

@@ -224,7 +224,7 @@ def charges_of(
 ) -> tuple[float, float, float]:
     """Return D(h‖q), Σ min(p/P, h), and Σ (h − q)₊ over q < ``head``, of a part of a row.
 
-    ``ratios`` are h/q, ``costs`` their costs. q is divided by ``mass``, except in the comparison
+    ``ratios`` are h/q, ``costs`` are f(h/q). q is divided by ``mass``, except in the comparison
     with ``head``; p is divided by ``drafted``, which is P Σp.
     """
     spent = accepted = raised = 0.0

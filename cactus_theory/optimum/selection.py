@@ -86,6 +86,7 @@ def selection_law(
     array([0.2, 0.2, 0.6])
     """
     check.one_of("kind", kind, KINDS)
+    # a draft row is not read then; the target's row has the shape that is checked
     undrafted = kind == "deterministic" and draft_probs is None
     draft = target_probs if undrafted else draft_probs
     target, draft = tensors.checked_rows(target_probs, draft, normalise)

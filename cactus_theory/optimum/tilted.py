@@ -167,11 +167,14 @@ def _about(
 ) -> tuple[Rows, Tensor]:
     """Return the best rows about q^θ, and (acceptance, nats, θ, price, gap) of each row, (5, R)."""
     about, log_z = tilted_rows(q, worth, tilt)
+    # nats about q^θ; below 0 no row at this θ is within both limits, and h = q^θ comes closest
     budget = (delta - tilt * least + log_z).clamp(min=0.0)
     geometry = geometry_of(about, p, KL)
     best = geometry.measured(solve_edges(geometry, "delta", budget))
-    unspent = best.price * (budget - best.divergence).clamp(min=0.0)
-    gap = best.gap + torch.where(unspent.isfinite(), unspent, 0.0)
+    # acceptance is concave in the budget: what was not spent adds at most price · unspent to the
+    # bound, and nothing where that is 0 · ∞: a budget of 0 at a price of ∞, or ∞ at a price of 0
+    worth_of_unspent = best.price * (budget - best.divergence).clamp(min=0.0)
+    gap = best.gap + torch.where(worth_of_unspent.isnan(), 0.0, worth_of_unspent)
     spent = KL.value(best.rows, q).clamp(min=0.0)
     return best.rows, torch.stack([best.acceptance, spent, tilt, best.price, gap])
 

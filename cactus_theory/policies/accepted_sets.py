@@ -223,10 +223,11 @@ class Thresholds(Policy):
         """Return: max-divergence of h from q at most −ln min(acc, single)."""
         least = min(self.single, self.acc)
         return Declaration(
-            direction=-1,
-            strict=1.0 if self.single == 1 else None,
+            direction=-1,  # a larger ``acc`` accepts less
+            strict=1.0 if self.single == 1 else None,  # φ = q_n at acc = single = 1
             budget=Budget("max_divergence", math.log(1 / least), "emitted") if least else None,
             between=least == 1,
+            # φ jumps to 1 at q_n = single < 1, and at q_n = 0 if ``acc`` is 0
             continuous=self.single == 1 and self.acc > 0,
         )
 

@@ -105,6 +105,11 @@ class Tilted(Policy):
 
 
 def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that, with a tilt, calls the untilted policy's method about q^θ.
+
+    ``target`` returns rows in the precision of q, other methods in float64.
+    """
+
     @wraps(method)
     def asked(self: Tilted, q: Rows, *rest: Any, **named: Any) -> Any:
         if not self.tilt_of_rows:
@@ -112,6 +117,7 @@ def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
         q = q if method.__name__ == "target" else q.double()
         return getattr(self.about, method.__name__)(colder(q, self.tilt), *rest, **named)
 
+    # __init_subclass__ reads this: an inherited method must not be tilted twice
     asked.is_about_tilted = True  # type: ignore[attr-defined]
     return asked
 

@@ -25,8 +25,8 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.drafters.own_weights import OwnWeights
 from cactus_theory.decoding.load import Pair
 from cactus_theory.decoding.models import CachedModel, longest_text, text_config
+from cactus_theory.decoding.probabilities import Warp
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts, fitted
 from cactus_theory.policies.registry import policy_of_data
 from cactus_theory.served.alternatives import (

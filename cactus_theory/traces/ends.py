@@ -45,12 +45,12 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
     return ratio_of_sums(sums[0], sums[1], trace.fingerprint)
 
 
-def tells(trace: Trace) -> bool:
+def has_end_ratio(trace: Trace) -> bool:
     """Return whether :func:`end_ratio` has a meaning: a lossless decode of texts that have ends."""
     return bool(trace.ends) and trace.header.setting.policy == LOSSLESS
 
 
-def foretold(value: float | None, error: float | None) -> str:
+def warning_of_longer_answers(value: float | None, error: float | None) -> str:
     """Return a warning that answers get longer; empty where the ratio of ends is no sign of it."""
     if value is None or error is None or not value + SURE * error < SEEN:  # NaN gives no warning
         return ""

@@ -18,7 +18,7 @@ from cactus_theory.decoding.generate import decode
 from cactus_theory.decoding.models import text_config
 from cactus_theory.decoding.options import Callbacks, DecodeOptions
 from cactus_theory.decoding.prepare import dtype_of_pair, opened_texts
-from cactus_theory.decoding.sampling import checked_temperature
+from cactus_theory.decoding.probabilities import checked_temperature
 from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.policies import Policy

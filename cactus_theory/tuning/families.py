@@ -233,16 +233,18 @@ def families(
     ValueError, TypeError
         As :func:`family_of`; a policy that no verifier supports.
     """
-    found, judges = [], USUAL_GREEDY if kind == REGRET else USUAL
-    for spec in list(judges) if specs is None else [next(iter(judges)), *specs]:
-        word, _, judge = spec.partition("@") if isinstance(spec, str) else (spec, "", "")
+    found, verifiers_of = [], USUAL_GREEDY if kind == REGRET else USUAL
+    lossless = next(iter(verifiers_of))  # the first entry, with which all others are compared
+    for spec in list(verifiers_of) if specs is None else [lossless, *specs]:
+        word, _, verifier = spec.partition("@") if isinstance(spec, str) else (spec, "", "")
         family = family_of(word, kind, ends)
         name = called(family.base)
-        own = "cactus" if "cactus" in name else name
-        usual = judges.get(family.name, judges.get(own, USUAL[defaults.POLICY]))
-        able, refused = followers(family.base, [find_verifier(judge).name] if judge else usual)
+        policy = "cactus" if "cactus" in name else name  # cactus_exact is verified likewise
+        usual = verifiers_of.get(family.name, verifiers_of.get(policy, USUAL[defaults.POLICY]))
+        names = [find_verifier(verifier).name] if verifier else usual
+        able, refused = followers(family.base, names)
         if not able:
             rule = f"a verifier must be able to follow {family.base.spec}"
             raise ValueError(f"policy: {rule}; got {refused}")
         found += [replace(family, verifier=verifier) for verifier in able]
-    return [*{family.key: family for family in found}.values()]
+    return [*{family.key: family for family in found}.values()]  # each once

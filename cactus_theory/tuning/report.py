@@ -10,7 +10,7 @@ from cactus_theory.answer_bounds import share
 from cactus_theory.base.files import write_marked
 from cactus_theory.base.significance import items_needed
 from cactus_theory.base.tables import fitted, plain_json, width_of_terminal
-from cactus_theory.traces.ends import foretold
+from cactus_theory.traces.ends import warning_of_longer_answers
 from cactus_theory.traces.estimate import valued
 from cactus_theory.traces.replays import SIGNED
 from cactus_theory.tuned import FORMAT, VERSION
@@ -84,11 +84,12 @@ def notes(tuned: Tuned) -> list[str]:
     if best is not None and not best.family.lossless:
         some = best.replay.tokens > 0  # a text may have no rounds
         spent = best.replay.spent[tuned.divergence][some] / best.replay.tokens[some]
+        longer = warning_of_longer_answers(*valued("", tuned.ends).values())
         lines.append(
             f"That is a mean: {share((spent > tuned.level).mean())} of the texts lie above "
             f"{tuned.level:g}, one in ten above {np.quantile(spent, UPPER):.3g}, the worst at "
             f"{spent.max():.3g}. A cap holds for every answer: generate --cap. Speeds are of "
-            f"tokens: {foretold(*valued('', tuned.ends).values()) or 'answers may get longer'}."
+            f"tokens: {longer or 'answers may get longer'}."
         )
     if said := tuned.choices[0].replay.undrafted:
         lines.append(f"{said}.")

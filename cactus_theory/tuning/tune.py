@@ -21,7 +21,7 @@ from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies.tilt import tilt_of
-from cactus_theory.traces.ends import end_ratio, tells
+from cactus_theory.traces.ends import end_ratio, has_end_ratio
 from cactus_theory.traces.estimate import Estimate, Replay, check_texts
 from cactus_theory.traces.replays import draft_width
 from cactus_theory.traces.trace import Trace
@@ -208,7 +208,7 @@ def tune(
     priced = costs, plain_speed(costs), tuple(choices)
     bounds = over, surprise, surprised
     tuned = Tuned(level, kind.spec, *priced, halves, *bounds, about)
-    if (best := tuned.best) is None or best.family.lossless or not tells(trace):
+    if (best := tuned.best) is None or best.family.lossless or not has_end_ratio(trace):
         return tuned
     return replace(tuned, ends=end_ratio(trace, best.replay.policy))
 

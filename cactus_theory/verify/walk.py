@@ -314,6 +314,7 @@ class Descent:
         self.draft, self.row, self.above = draft, row, draft.above[row]
         self.ids = draft.ids[row]
         self.coins, self.draws = coins, draws
+        # the first sampled token after each node; a second one, of another place, is refused below
         self.sampled_child = draft.first_after[row]
         assert draft.sampled is not None
         for place, node in compress(enumerate(self.above), as_list(draft.sampled[row])):

@@ -11,7 +11,7 @@ loads neither torch nor vLLM, and only looks for misspelt settings::
 If ``VLLM_PLUGINS`` is set, this list must name ``cactus_theory``, or the server is not changed.
 """
 
-from cactus_theory.vllm import replace, settings
+from cactus_theory.vllm import compatibility, settings
 
 
 def register() -> None:
@@ -28,7 +28,7 @@ def register() -> None:
         from cactus_theory.vllm.install import install
 
         install(server_settings)
-    except (ValueError, replace.UnknownVersion) as error:
-        replace.stop(str(error))
+    except (ValueError, compatibility.UnknownVersion) as error:
+        compatibility.stop(str(error))
     except ImportError as error:
-        replace.stop(str(replace.unknown_version(str(error))))
+        compatibility.stop(str(compatibility.unknown_version(str(error))))

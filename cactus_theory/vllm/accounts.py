@@ -88,7 +88,8 @@ class Request:
         limit = getattr(self.params, "max_tokens", None) or self.emitted
         length = min(self.emitted, limit) if length is None else length
         spent = self.meter.sums()[1]
-        if self.cap is not None:  # the sum may include tokens after the end; each is a bound
+        # the meter may include tokens after the end; its sum and cap · length both bound the nats
+        if self.cap is not None:
             spent = min(spent, self.cap * length)
         return {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -99,6 +100,7 @@ class Request:
             "policy": None if self.strict else self.policy.spec,
             "cap": self.cap,
             "num_tokens": length,
+            # each call emits one token that is no accepted drafted token
             "num_calls": self.emitted - self.accepted,
             "num_drafts": self.emitted - self.accepted - self.undrafted,
             "num_draft_tokens": self.drafted,

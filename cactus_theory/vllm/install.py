@@ -15,9 +15,7 @@ from typing import Any
 import torch
 
 from cactus_theory.vllm.accounts import reporter_of
-from cactus_theory.vllm.hook import Hook
-from cactus_theory.vllm.metrics import Reporter
-from cactus_theory.vllm.replace import (
+from cactus_theory.vllm.compatibility import (
     require_names,
     require_parameters,
     served_name,
@@ -25,6 +23,8 @@ from cactus_theory.vllm.replace import (
     unknown_version,
     wrapped,
 )
+from cactus_theory.vllm.hook import Hook
+from cactus_theory.vllm.metrics import Reporter
 from cactus_theory.vllm.settings import Settings
 
 # expected parameters of vLLM's ``rejection_sample``; the hook has these and passes others on

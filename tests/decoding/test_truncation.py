@@ -15,8 +15,8 @@ from cactus_theory.base.prompts import Prompt
 from cactus_theory.cli import main
 from cactus_theory.decoding import generate, load_pair
 from cactus_theory.decoding.nucleus import cut_to_nucleus
+from cactus_theory.decoding.probabilities import Warp
 from cactus_theory.decoding.processors import Processors, _nucleus
-from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts
 from cactus_theory.decoding.truncation import WHOLE, Cuts
 from cactus_theory.traces import Trace, expect, log_trace, save_trace

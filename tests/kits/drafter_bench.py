@@ -15,8 +15,8 @@ from cactus_theory.decoding.host import HostRounds
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.prepare import Opening
+from cactus_theory.decoding.probabilities import Warp
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
 from cactus_theory.testing.definition import Bounds, Seen

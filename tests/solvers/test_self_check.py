@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cactus_theory.divergences import FDivergence, read_divergence
-from solvers import _attempts, _conic, _perspective, block, decode, optimal, per_proposal, sequence
+from solvers import (
+    _attempts,
+    _conic,
+    _perspective,
+    _row_program,
+    block,
+    decode,
+    optimal,
+    per_proposal,
+    sequence,
+)
 from solvers._dual_bounds import Lagrangian, lagrange_bound
 from solvers.design import Design
 from tests.amounts import some
@@ -59,14 +69,14 @@ def test_a_solver_without_an_answer_is_reported(monkeypatch, program):
 
 
 def test_a_failed_attempt_is_followed_by_a_rescaled_one(monkeypatch):
-    attempt, scales = _attempts.Program.attempt, []
+    attempt, scales = _row_program.RowProgram.attempt, []
 
     def fail_once(program, scale, solver):
         scales.append(scale)
         answer = attempt(program, scale, solver)
         return None if len(scales) == 1 else answer
 
-    monkeypatch.setattr(_attempts.Program, "attempt", fail_once)
+    monkeypatch.setattr(_row_program.RowProgram, "attempt", fail_once)
     assert optimal.solve(Q, P, delta=0.05).gap < 1e-6
     assert len(scales) == 2
     np.testing.assert_array_equal(scales[1], Q)
@@ -96,7 +106,7 @@ def test_no_leaking_row_beats_a_bound_either(spec, rows, z, slope, level):
     q, p = rows
     q_in, p_in = q[q > 0], p[q > 0]
     kind = read_divergence(spec)
-    spent = _attempts.divergence_of(kind, (1 - z) * q_in, q_in, z)
+    spent = _row_program.divergence_of(kind, (1 - z) * q_in, q_in, z)
     value = np.minimum(p_in, (1 - z) * q_in).sum() + min(z, 0.3)
     bound = lagrange_bound(kind, q_in, p_in, spent, (slope, level), 0.3)
     assert value <= bound + ROUNDING * (1 + abs(bound))
@@ -114,7 +124,7 @@ def test_no_row_in_a_box_beats_a_bound(spec):
         price, level, dear = noise.uniform(0, 2), noise.uniform(-1, 1), noise.uniform(0, 1)
         lagrangian = Lagrangian.of(q, p)
         lagrangian.narrow(0.3 * q, 2.5 * q)
-        lagrangian.add_divergence(price, kind, _attempts.divergence_of(kind, row, q))
+        lagrangian.add_divergence(price, kind, _row_program.divergence_of(kind, row, q))
         lagrangian.add_linear(dear, cost, float(cost @ row))
         lagrangian.add_linear(level, 1.0, 1.0)
         assert np.minimum(p, row).sum() <= lagrangian.bound() + ROUNDING

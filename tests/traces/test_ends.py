@@ -8,7 +8,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.traces import Cycle, Trace, save_trace
-from cactus_theory.traces.ends import end_ratio, foretold
+from cactus_theory.traces.ends import end_ratio, warning_of_longer_answers
 from cactus_theory.tuning import Costs
 from cactus_theory.tuning.report import notes, payload
 from cactus_theory.tuning.tune import tune
@@ -50,7 +50,7 @@ def test_a_held_end_has_the_ratio_1_and_a_floored_one_no_less(trace):
      (0.9, math.nan, False), (1.0, 0.0, False), (None, None, False)],
 )  # fmt: skip
 def test_words_need_two_standard_errors(value, error, said):
-    assert ("longer" in foretold(value, error)) == said
+    assert ("longer" in warning_of_longer_answers(value, error)) == said
 
 
 def test_tune_and_audit_say_that_answers_get_longer(tmp_path, capsys):

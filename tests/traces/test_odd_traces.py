@@ -9,7 +9,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.traces import Cycle, Trace, save_trace
-from cactus_theory.traces.ends import end_ratio, foretold
+from cactus_theory.traces.ends import end_ratio, warning_of_longer_answers
 from tests.traces.conftest import VOCAB
 
 tensor_files = pytest.importorskip("safetensors.torch")
@@ -38,7 +38,7 @@ def saved(folder, made, ends=(3,), **options):
 
 @pytest.mark.parametrize("value", [1 - 2e-16, 1 - 1e-9, 0.996])
 def test_rounding_foretells_nothing(value):
-    assert foretold(value, 0.0) == ""
+    assert warning_of_longer_answers(value, 0.0) == ""
 
 
 @pytest.mark.parametrize(("count", "said"), [(2, 0), (6, 1)])

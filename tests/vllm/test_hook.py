@@ -12,8 +12,8 @@ import cactus_theory as ct
 from cactus_theory import vllm as plugin
 from cactus_theory.vllm import install, settings
 from cactus_theory.vllm.batch import verify_flat
+from cactus_theory.vllm.compatibility import UnknownVersion
 from cactus_theory.vllm.install import check_config
-from cactus_theory.vllm.replace import UnknownVersion
 from tests.vllm import fake
 from tests.vllm.fake import call, config, drafts, requests, seeded, step
 from tests.vllm.flat import CHAIN, emitted, random_batch

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from cactus_theory.decoding.coins import seeds_of
 from cactus_theory.decoding.device.loop import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
@@ -27,7 +28,6 @@ from cactus_theory.decoding.drafters.model import ModelDrafter
 from cactus_theory.decoding.models import longest_text, text_config
 from cactus_theory.decoding.models.recognised import obstacle as not_fast
 from cactus_theory.decoding.prepare import Opening
-from cactus_theory.decoding.sampling import seeds_of
 from cactus_theory.decoding.schedule import OnePolicy
 
 BY_KERNELS = "device, by kernels"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cactus_theory.decoding.coins import fill
 from cactus_theory.decoding.device.round import Inputs, Outcome, Round, StaticForward, captures
 from cactus_theory.decoding.device.verify import VerifyStep, probabilities, torch_step
 from cactus_theory.decoding.drafters.model import ModelDrafter
@@ -12,7 +13,6 @@ from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.prepare import Opening
 from cactus_theory.decoding.result import GenerationResult
 from cactus_theory.decoding.rounds import Rounds
-from cactus_theory.decoding.sampling import fill
 from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy
 from cactus_theory.verify.draft import Assignment, Draft

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from cactus_theory.decoding.models import CachedModel
+from cactus_theory.decoding.probabilities import Warp
 from cactus_theory.decoding.result import Stopwatch
-from cactus_theory.decoding.sampling import Warp
 from cactus_theory.decoding.text import Texts
 from cactus_theory.verify.draft import Draft
 from cactus_theory.verify.draw import pick

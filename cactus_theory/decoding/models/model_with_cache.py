@@ -185,11 +185,14 @@ def _limits(model: Any) -> Iterator[tuple[int, str]]:
     """Yield lengths beyond which cached passes go wrong, each with words for the error."""
     config, module = text_config(model), type(model).__module__
     parameters = getattr(config, "rope_parameters", None) or {}
+    # one table, or one table per kind of layer
     for table in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         if table.get("rope_type") == "longrope":
             length = table.get("original_max_position_embeddings") or config.max_position_embeddings
             yield length, "{} positions, where its rotary table changes under cached keys"
     window = getattr(config, "sliding_window", None)
-    if isinstance(window, int) and module.startswith("transformers."):  # custom models may apply it
+    # a model of transformers that never makes the window's mask ignores the window; other models
+    # may apply it in their own way
+    if isinstance(window, int) and module.startswith("transformers."):
         if not hasattr(sys.modules[module], "create_sliding_window_causal_mask"):
             yield window, "its sliding window of {}, which its forward pass does not apply"

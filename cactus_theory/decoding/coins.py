@@ -1,0 +1,84 @@
+"""Draw the coins of each text from a separate stream; a coin is a uniform random number of [0, 1).
+
+Coins are float64 and come from NumPy. In a round a text takes one coin per drafted token, the
+verifier's acceptance coins for these tokens, and one coin for the recovered or bonus token, however
+many coins other texts take. So a text's tokens do not depend on the batch. The global random state
+of NumPy and PyTorch is neither read nor changed. The host loop and the device loop use this module.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from cactus_theory.base import arguments as check
+from cactus_theory.decoding.text import Texts
+
+
+def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
+    """Return an integer below 2^53 for each text, made of the next number of the text's stream."""
+    seeds = [int(float(text.stream(1)[0]) * 2**53) for text in texts.rows]
+    return torch.tensor(seeds, device=texts.device)
+
+
+def toss(
+    texts: Texts, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a round's coins: for drafting (B, K), acceptance (B, C) and the last draw (B,).
+
+    ``coins`` returns the number of acceptance coins for a number of drafted tokens.
+    """
+    width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
+    table = np.zeros((len(draft_lengths), count + 1))
+    fill(table, texts, width, draft_lengths, coins)
+    rows = torch.from_numpy(table).to(texts.device)
+    return rows[:, :width], rows[:, width:count], rows[:, -1]
+
+
+def more_draws(
+    texts: Texts,
+    draw: Float[Tensor, "batch"],
+    draft_lengths: Sequence[int],
+    draws: Callable[[int], int],
+) -> Float[Tensor, "batch *draws"]:
+    """Return ``draw`` with further columns: the other random numbers that a verifier needs.
+
+    These are taken from each text's own random stream. ``draws`` returns the number of columns for
+    a number of drafted tokens.
+    """
+    counts = [draws(length) - 1 for length in draft_lengths]
+    if not any(counts):
+        return draw
+    table = np.zeros((len(counts), max(counts)))
+    for own, text, count in zip(table, texts.rows, counts, strict=True):
+        own[:count] = np.asarray(text.stream(count))
+    return torch.cat([draw[:, None], torch.from_numpy(table).to(texts.device)], 1)
+
+
+def fill(
+    table: np.ndarray,
+    texts: Texts,
+    width: int,
+    draft_lengths: Sequence[int],
+    coins: Callable[[int], int],
+) -> None:
+    """Write a round's coins into a table (B, width + C + 1): drafting, acceptance, last draw.
+
+    ``coins`` returns how many of the C coins of acceptance a draft length takes. Entries that a
+    text does not take, and rows of a draft length of −1, keep their values.
+    """
+    for own, text, length in zip(table, texts.rows, draft_lengths, strict=True):
+        if length < 0:
+            continue
+        numbers = np.asarray(text.stream(length + coins(length) + 1))
+        own[:length], own[-1] = numbers[:length], numbers[-1]
+        own[width : width + coins(length)] = numbers[length:-1]
+
+
+def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:
+    """Return the seed (0 for None) or the list of seeds; raise unless integers of at least 0."""
+    if isinstance(seed, Sequence) and not isinstance(seed, str):
+        return [check.whole_number("seed", number, 0) for number in seed]
+    return 0 if seed is None else check.whole_number("seed", seed, 0)
