@@ -45,9 +45,8 @@ def _optimal_arguments(parser: Parser) -> None:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--support", choices=optimal.SUPPORTS, default="target")
     kind.add_argument("--sequence", action="store_true", help="one budget for the sum over rows")
-    kind.add_argument("--token", type=int, metavar="N",
-        help="raise this token, from 0, as far as the budget allows, without draft rows (the "
-        "Cactus program)")  # fmt: skip
+    text = "raise this token, from 0, as far as the budget allows, without draft rows"
+    kind.add_argument("--token", type=int, metavar="N", help=f"{text} (the Cactus program)")
     add("--logits", action="store_true", help="the files hold logits")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -84,8 +83,8 @@ def _design_arguments(parser: Parser) -> None:
     add("--divergence", default="kl", help="of --delta: kl, alpha:a=0.5, renyi:a=2, …")
     add("--delta", type=float, help="budget ≥ 0, nats for kl; none without it")
     add("--protect", metavar="3,5,…", help="tokens never likelier than under the target")
-    add("--cap", action="append", default=[], metavar="[TOKEN=]RATIO",
-        help="h ≤ RATIO·q; may be repeated (Design in Python takes more)")  # fmt: skip
+    text = "h ≤ RATIO·q; may be repeated (Design in Python takes more)"
+    add("--cap", action="append", default=[], metavar="[TOKEN=]RATIO", help=text)
     add("--logits", action="store_true", help="the rows are logits")
     add("--json", action="store_true", help="print one JSON object")
 

@@ -28,20 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     add_rows(parser)
-    add_policy(parser, "the first is what others are compared with (all of these); a knob without "
-               "a value is solved")  # fmt: skip
-    add_nats(parser, "divergence a row, or a token of a trace, that each policy spends (0.05)",
-             nargs="+", default=[])  # fmt: skip
+    text = "the first is what others are compared with (all of these)"
+    add_policy(parser, f"{text}; a knob without a value is solved")
+    text = "divergence a row, or a token of a trace, that each policy spends (0.05)"
+    add_nats(parser, text, nargs="+", default=[])
     add_regret(
         parser, "of a trace of temperature 0: nats of regret a token (0.05)", nargs="+", default=[]
     )
-    add("--acceptance", type=float, nargs="+", default=[], metavar="SHARE",
-        help="also, or instead: acceptance that each policy has")  # fmt: skip
+    text = "also, or instead: acceptance that each policy has"
+    add("--acceptance", type=float, nargs="+", default=[], metavar="SHARE", help=text)
     add("--surprise", type=float, metavar="NATS",
         help="with nats: most that emitted tokens may be less likely than the target's; policies "
              "with a tilt get the least one that keeps it")  # fmt: skip
-    add("--verifier", nargs="+", default=USUAL["verifier"], metavar="NAME",
-        help=f"of a trace: {', '.join(VERIFIERS)} (%(default)s)")  # fmt: skip
+    text = f"of a trace: {', '.join(VERIFIERS)} (%(default)s)"
+    add("--verifier", nargs="+", default=USUAL["verifier"], metavar="NAME", help=text)
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="of a trace: cut drafts to K")
     add_undrafted(parser)
     add("--latex", metavar="FILE.tex", help="also save the table for LaTeX (package booktabs)")

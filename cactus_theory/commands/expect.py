@@ -72,32 +72,31 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--trace", metavar="DIR", help="logged rows of the pair")
     add("--prompts", metavar="FILE", help=PROMPTS)
     add_chat(parser)
-    add("--verifier", default=defaults.VERIFIER,
-        help=f"one of {', '.join(verifiers())} ({defaults.VERIFIER})")  # fmt: skip
+    text = f"one of {', '.join(verifiers())} ({defaults.VERIFIER})"
+    add("--verifier", default=defaults.VERIFIER, help=text)
     add("--draft-mode", choices=MODES, help="how tokens of the draft's rows are drafted (sampled)")
-    add("--num-draft-tokens", type=int, metavar="K",
-        help=f"default: {defaults.NUM_DRAFT_TOKENS}, or as logged")  # fmt: skip
+    text = f"default: {defaults.NUM_DRAFT_TOKENS}, or as logged"
+    add("--num-draft-tokens", type=int, metavar="K", help=text)
     add("--temperature", type=float, help=f"of both models ({defaults.TEMPERATURE:g})")
     add_cuts(parser)
-    add("--ignored", nargs="+", default=[], metavar="NAME", help="entries of the target's "
-        "generation_config.json that the engine does not follow")  # fmt: skip
-    add("--cycles", type=int,
-        help="rounds to decode, at least (1000, or thrice those counted, up to 6000)")  # fmt: skip
+    text = "entries of the target's generation_config.json that the engine does not follow"
+    add("--ignored", nargs="+", default=[], metavar="NAME", help=text)
+    text = "rounds to decode, at least (1000, or thrice those counted, up to 6000)"
+    add("--cycles", type=int, help=text)
     add("--max-new-tokens", type=int, metavar="N", help=f"of a text ({defaults.MAX_NEW_TOKENS})")
     add("--seed", type=int, default=defaults.SEED, help="of the order of prompts, and of draws")
     add_threads(parser)
-    add("--observed", metavar="RATES", help="what an engine counted: accepted at each position, "
-        "over drafts, as 0.81,0.64,…")  # fmt: skip
+    text = "what an engine counted: accepted at each position, over drafts, as 0.81,0.64,…"
+    add("--observed", metavar="RATES", help=text)
     add("--rounds", type=float, metavar="N", help="rounds (drafts) that RATES were counted over")
-    add("--drafted", type=float, metavar="N", help="how many tokens these rounds drafted: at the "
-        "end of a text, or at a high load, a round drafts fewer")  # fmt: skip
+    text = "how many tokens these rounds drafted: at the end of a text, or at a high load"
+    add("--drafted", type=float, metavar="N", help=f"{text}, a round drafts fewer")
     add("--answers", type=float, metavar="N", help="how many answers these rounds made (by default "
         "as many rounds a text as were logged; vLLM's counters say it)")  # fmt: skip
-    add("--behind-ends", choices=("in", "out"), help="whether places behind an end-of-text token "
-        "are in the engine's numbers (vLLM's counters: in)")  # fmt: skip
-    add("--metrics", nargs="+", metavar="FILE",
-        help="in place of --observed vLLM's Prometheus text; two files, before and after, for "
-        "what was counted in between")  # fmt: skip
+    text = "whether places behind an end-of-text token are in the engine's numbers"
+    add("--behind-ends", choices=("in", "out"), help=f"{text} (vLLM's counters: in)")
+    text = "in place of --observed vLLM's Prometheus text; two files, before and after"
+    add("--metrics", nargs="+", metavar="FILE", help=f"{text}, for what was counted in between")
     add("--records", metavar="FILE", help="in place of both, answers of vLLM or SGLang with their "
         "acceptance, or AIPerf's profile_export.jsonl: errors are then by request")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object only")
@@ -185,8 +184,8 @@ def observation(
     *before, now = metrics
     seen = read_metrics(now, *before, width=width, **known)
     if seen.restarted:
-        print(f"expect: {seen.restarted} of the engines restarted in between: of these only "
-              "what was counted since is compared", file=sys.stderr)  # fmt: skip
+        note = f"{seen.restarted} of the engines restarted in between"
+        print(f"expect: {note}: of these only what was counted since is compared", file=sys.stderr)
     return seen
 
 

@@ -176,23 +176,19 @@ def add_models(
     Without ``drafted``, there is no ``--draft``.
     """
     add = parser.add_argument
-    what = "folder, or id on the Hugging Face Hub"
-    add("--target", metavar="MODEL", type=_model, default=target, required=required,
-        help=f"target model: {what}")  # fmt: skip
+    text = "target model: folder, or id on the Hugging Face Hub"
+    add("--target", metavar="MODEL", type=_model, default=target, required=required, help=text)
     if drafted:
-        add("--draft", metavar="MODEL", type=_model, default=draft,
-            help=f"draft model, likewise; or a head's folder; or {names.DRAFTERS}")  # fmt: skip
-    add("--revision", nargs="+", metavar="REV",
-        help="branch, tag or commit of the target's id, and of the draft's (main)")  # fmt: skip
+        text = f"draft model, likewise; or a head's folder; or {names.DRAFTERS}"
+        add("--draft", metavar="MODEL", type=_model, default=draft, help=text)
+    text = "branch, tag or commit of the target's id, and of the draft's (main)"
+    add("--revision", nargs="+", metavar="REV", help=text)
     add("--dtype", default=names.AUTO, choices=names.DTYPES,
         help="of the models; auto: the checkpoint's on a GPU; on a CPU bfloat16 if the checkpoint "
         "has it and the processor has instructions for it, else float32")  # fmt: skip
     add("--device", default="cpu", help="cpu (default), or cuda")
-    add(
-        "--trust-code",
-        action="store_true",
-        help="run Python that data files name (FILE.py:NAME) and that models bring along",
-    )
+    text = "run Python that data files name (FILE.py:NAME) and that models bring along"
+    add("--trust-code", action="store_true", help=text)
 
 
 def _model(text: str) -> Path | str:

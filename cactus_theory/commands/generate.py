@@ -28,11 +28,10 @@ from cactus_theory.commands.flags import (
 )
 
 # parts of a decode's time, and their names in the summary
-PARTS = {"target": "target", "draft": "draft", "verify": "verification and draws", "other": "other",
-         "preparation": "once, at the start", "meter": "meter"}  # fmt: skip
+PARTS = {"target": "target", "draft": "draft", "verify": "verification and draws"}
+PARTS |= {"other": "other", "preparation": "once, at the start", "meter": "meter"}
 # flags for drafting and verification, which have no effect without a draft
-OF_DRAFTS = ("policy", "verifier", "siblings", "cap", "num_draft_tokens", "draft_top_k",
-             "draft_top_p")  # fmt: skip
+OF_DRAFTS = "policy verifier siblings cap num_draft_tokens draft_top_k draft_top_p".split()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,25 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--prompts", metavar="FILE", help=f"{PROMPTS}: a JSON line out for each")
     add_chat(parser)
     add = parser.add_argument
-    add("--tuned", metavar="FILE.json",
-        help="policy, verifier, K and temperature as found by tune --out")  # fmt: skip
+    text = "policy, verifier, K and temperature as found by tune --out"
+    add("--tuned", metavar="FILE.json", help=text)
     add("--verifier",
         help=f"one of {', '.join(VERIFIERS)}: chain (default) judges token by token, block "
         "a path as a whole, which accepts more, tree siblings, too (their default)")  # fmt: skip
-    add("--siblings", type=int, metavar="M",
-        help="beside each sampled token draft the M likeliest of its row, of which one may replace "
-        "it if it is rejected")  # fmt: skip
-    add("--cap", type=float, metavar="NATS",
-        help="spend at most so many nats a token on any answer (of KL, or of regret)")  # fmt: skip
+    text = "beside each sampled token draft the M likeliest of its row, of which one may"
+    add("--siblings", type=int, metavar="M", help=f"{text} replace it if it is rejected")
+    text = "spend at most so many nats a token on any answer (of KL, or of regret)"
+    add("--cap", type=float, metavar="NATS", help=text)
     add("--num-draft-tokens", type=int, metavar="K", help=f"default: {defaults.NUM_DRAFT_TOKENS}")
-    add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
-        help="default: %(default)s")  # fmt: skip
-    add("--temperature", type=float,
-        help=f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily, and with --policy "
-        "regret:price=20 nearly so")  # fmt: skip
+    usual = defaults.MAX_NEW_TOKENS
+    add("--max-new-tokens", type=int, default=usual, metavar="N", help="default: %(default)s")
+    text = f"default: {defaults.TEMPERATURE:g}; 0 decodes greedily"
+    add("--temperature", type=float, help=f"{text}, and with --policy regret:price=20 nearly so")
     add_cuts(parser)
-    add("--meter", choices=("on", "off"), default="on", help="measure the nats spent (on); of a "
-        "rule of your own, off saves V × V questions a token")  # fmt: skip
+    text = "measure the nats spent (on); of a rule of your own, off saves V × V questions a token"
+    add("--meter", choices=("on", "off"), default="on", help=text)
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     output = parser.add_mutually_exclusive_group()

@@ -17,8 +17,8 @@ POLICIES, SETTINGS = BASE / "looks.csv", BASE / "look.mplstyle"
 def _looks() -> dict[str, dict[str, Any]]:
     lines = POLICIES.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
-    return {row["policy"]: {"color": row["colour"], "ls": row["line"], "marker": row["marker"]}
-            for row in rows}  # fmt: skip
+    columns = {"color": "colour", "ls": "line", "marker": "marker"}
+    return {row["policy"]: {key: row[own] for key, own in columns.items()} for row in rows}
 
 
 LOOKS = _looks()

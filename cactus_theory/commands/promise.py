@@ -34,20 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     amount = parser.add_mutually_exclusive_group(required=True)
     amount.add_argument("--cap", type=float, metavar="NATS", help="most KL of a whole answer")
-    amount.add_argument(
-        "--per-token",
-        type=float,
-        metavar="NATS",
-        help="most KL a token, as generate --cap, Ledger and CACTUS_CAP take it; needs --tokens",
-    )
+    text = "most KL a token, as generate --cap, Ledger and CACTUS_CAP take it; needs --tokens"
+    amount.add_argument("--per-token", type=float, metavar="NATS", help=text)
     add("--tokens", type=int, metavar="N", help="most new tokens of an answer")
-    add("--rate", type=float, nargs="+", default=list(RATES), metavar="R",
-        help="how probable an event is under the target (0.5 0.9 0.99)")  # fmt: skip
-    add("--lossless", type=int, default=0, metavar="N",
-        help="so many first tokens are the target's own (ByPosition)")  # fmt: skip
-    add("--readings", metavar="FILE",
-        help="what answers were charged under the cap: JSON lines, a reading or what generate "
-        "--json prints in each")  # fmt: skip
+    text = "how probable an event is under the target (0.5 0.9 0.99)"
+    add("--rate", type=float, nargs="+", default=list(RATES), metavar="R", help=text)
+    text = "so many first tokens are the target's own (ByPosition)"
+    add("--lossless", type=int, default=0, metavar="N", help=text)
+    text = "what answers were charged under the cap: JSON lines, a reading or what generate --json"
+    add("--readings", metavar="FILE", help=f"{text} prints in each")
     add("--trace", metavar="DIR", help="logged rows: also say which temperature is as far from q")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -165,8 +160,8 @@ def read_readings(path: str | Path, bounds: EventBounds) -> tuple[list[float], i
             continue
         charged.append(nats)
         if bounds.tokens is not None and tokens > bounds.tokens:
-            raise ValueError(f"--tokens: must be the most of any answer; got {bounds.tokens}, "
-                             f"and line {number} of --readings has {tokens}")  # fmt: skip
+            got = f"{bounds.tokens}, and line {number} of --readings has {tokens}"
+            raise ValueError(f"--tokens: must be the most of any answer; got {got}")
         cap = bounds.cap
         allowed = bounds.after(tokens).nats if cap is None else bounds.nats
         if nats > allowed * (1 + ROUNDING):

@@ -60,22 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(or prompt, text); temperature, top_p, top_k, policy where no flag says it")  # fmt: skip
     add_models(parser, required=True)
     add_policy(parser)
-    add("--draft-mode", choices=MODES, help="how the engine drafts: the draft's likeliest token "
-        "(greedy: vLLM's default), or a sampled one (default)")  # fmt: skip
-    add("--temperature", type=float, default=defaults.TEMPERATURE,
-        help="that is claimed (%(default)g)")  # fmt: skip
+    text = "how the engine drafts: the draft's likeliest token (greedy: vLLM's default)"
+    add("--draft-mode", choices=MODES, help=f"{text}, or a sampled one (default)")
+    text = "that is claimed (%(default)g)"
+    add("--temperature", type=float, default=defaults.TEMPERATURE, help=text)
     add_cuts(parser)
     add_chat(parser)
     add("--control", metavar="FILE", help="answers of the same engine to the same prompts without "
         "speculation: a paired test, which no rounding of the target's rows can fool")  # fmt: skip
-    add("--state", metavar="FILE.json", help="what was read so far: the same command goes on with "
-        "the lines appended since")  # fmt: skip
-    add("--alpha", type=float, default=ALPHA,
-        help="risk of an alarm about a healthy engine, ever (%(default)g)")  # fmt: skip
+    text = "what was read so far: the same command goes on with the lines appended since"
+    add("--state", metavar="FILE.json", help=text)
+    text = "risk of an alarm about a healthy engine, ever (%(default)g)"
+    add("--alpha", type=float, default=ALPHA, help=text)
     add("--slack", type=float, default=SLACK, metavar="NATS", help="nats a token that rounding may "
         "give an alternative (%(default)g: bfloat16 kernels; 0: rows are exact)")  # fmt: skip
-    add("--edge", type=float, default=EDGE, metavar="NATS", help="nats by which rounding may move "
-        "a token across a cut; one farther beyond is proof (%(default)g)")  # fmt: skip
+    text = "nats by which rounding may move a token across a cut; one farther beyond is proof"
+    add("--edge", type=float, default=EDGE, metavar="NATS", help=f"{text} (%(default)g)")
     add("--plot", metavar="FILE", help="draw the evidence against the tokens: .png, .pdf, .svg")
     add_threads(parser)
     add("--json", action="store_true", help="print one JSON object only")
@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if not claim.lossless and args.draft is None:
         raise ValueError(f"--draft: must be given with --policy {claim.policy}, whose law needs it")
     if not claim.lossless and args.draft_mode is None:
-        raise ValueError(f"--draft-mode: must be given with --policy {claim.policy}, whose law "
-                         "depends on it; got none")  # fmt: skip
+        rule = f"must be given with --policy {claim.policy}, whose law depends on it"
+        raise ValueError(f"--draft-mode: {rule}; got none")
     if args.draft is None:
         refuse(args, ("draft_mode", "draft_top_k", "draft_top_p"), "must be given with --draft")
     if args.control:
@@ -147,14 +147,14 @@ def _paired(
     ours: dict[tuple[int, ...], list[Any]], log: Log, controls: dict[Any, list[Any]], alpha: float
 ) -> dict[str, Any]:
     """Return the paired test of the two arms; the n-th answers to the same prompt are a pair."""
-    pairs = [both for prompt, own in ours.items()
-             for both in zip(own, controls.get(prompt, ()), strict=False)]  # fmt: skip
+    arms = ((own, controls.get(prompt, ())) for prompt, own in ours.items())
+    pairs = [both for own, other in arms for both in zip(own, other, strict=False)]
     if not pairs:
         raise ValueError("--control: must answer prompts of ANSWERS.jsonl; got none of them")
     logs = paired(*np.array(pairs).transpose(1, 0, 2))
     top = float(logs.max())
-    return {"pairs": len(pairs), "log_evidence": float(logs[-1]), "largest_log_evidence": top,
-            "off": top >= -math.log(alpha), "left_out": log.left_out}  # fmt: skip
+    seen = {"pairs": len(pairs), "log_evidence": float(logs[-1]), "largest_log_evidence": top}
+    return seen | {"off": top >= -math.log(alpha), "left_out": log.left_out}
 
 
 def _record(log: Log, table: Any) -> dict[str, Any]:
@@ -191,38 +191,38 @@ def _show(record: dict[str, Any], log: Log) -> None:
     where, alpha = record["off"], record["alpha"]
     print(f"{WORDS[record['verdict']]}: {record['tokens']} tokens of {record['answers']} answers")
     if (odd := record["impossible"]) is not None:
-        print(f"line {odd['line']}, token {odd['token']} (id {odd['id']}) is one that the claim "
-              f"never emits, {odd['beyond']:.3g} nats beyond its cut: proof, if the target's rows "
-              f"are right to {record['edge']:g} nats")  # fmt: skip
-    print(f"evidence {_big(record['log_evidence'])}, at most "
-          f"{_big(record['largest_log_evidence'])} so far; a healthy engine ever reaches "
-          f"{1 / alpha:g} with probability {alpha:g} at most")  # fmt: skip
+        token = f"line {odd['line']}, token {odd['token']} (id {odd['id']})"
+        beyond = f"one that the claim never emits, {odd['beyond']:.3g} nats beyond its cut"
+        right = f"if the target's rows are right to {record['edge']:g} nats"
+        print(f"{token} is {beyond}: proof, {right}")
+    now, most = _big(record["log_evidence"]), _big(record["largest_log_evidence"])
+    rare = f"ever reaches {1 / alpha:g} with probability {alpha:g} at most"
+    print(f"evidence {now}, at most {most} so far; a healthy engine {rare}")
     if where is not None:
         print(f"it passed {1 / alpha:g} in line {where['line']}, after {where['tokens']} tokens")
     if record["answers"]:
         print()
         _table(record, log.evidence)
-        print(f"\nthe engine is at least {record['nats_at_least']:.4f} nats a token off the claim "
-              f"on average ({100 * (1 - alpha):g} %, whenever this is read)")  # fmt: skip
+        off = f"{record['nats_at_least']:.4f} nats a token off the claim on average"
+        print(f"\nthe engine is at least {off} ({100 * (1 - alpha):g} %, whenever this is read)")
     if record["encoded"]:
-        print(f"{record['encoded']} answers had no token_ids and were encoded from their text: the "
-              "end token, and tokens that the engine split otherwise, are lost; this evidence is "
-              "no guarantee")  # fmt: skip
+        encoded = f"{record['encoded']} answers had no token_ids and were encoded from their text"
+        lost = "the end token, and tokens that the engine split otherwise, are lost"
+        print(f"{encoded}: {lost}; this evidence is no guarantee")
     if (control := record.get("control")) is not None:
         verdict = "another law than" if control["off"] else "nothing against the law of"
         most = _big(control["largest_log_evidence"])
-        print(f"{control['pairs']} pairs with the control arm: {verdict} the same engine "
-              f"without speculation (evidence {most} at most)")  # fmt: skip
+        other = f"the same engine without speculation (evidence {most} at most)"
+        print(f"{control['pairs']} pairs with the control arm: {verdict} {other}")
 
 
 def _table(record: dict[str, Any], seen: Evidence) -> None:
     """Print the alternatives with most evidence, then those that need more tokens to be seen."""
     differing = [own for own in record["alternatives"] if own["nats_per_token"] > 0]
-    cells = [
-        [own["alternative"], _big(own["log_evidence"]), f"{own['nats_per_token']:.4f}",
-         _count(own["more_tokens"])]
-        for own in differing[:SHOWN]
-    ]  # fmt: skip
+    cells = []
+    for own in differing[:SHOWN]:
+        nats, more = f"{own['nats_per_token']:.4f}", _count(own["more_tokens"])
+        cells.append([own["alternative"], _big(own["log_evidence"]), nats, more])
     heads = ["alternative", "evidence", "nats a token off", "more tokens would show it"]
     print_table(heads, cells, (0,))
     if record["verdict"] != "off" or not differing:

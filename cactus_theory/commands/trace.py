@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
     add("--eos-token-ids", type=int, nargs="*", metavar="ID", help="default: the target's own")
-    add("--cut", action="store_true", help="store the likeliest tokens of a row, and the rest in "
-        "cells of alike probabilities: a trace to hand around")  # fmt: skip
+    cut = "store the likeliest tokens of a row, and the rest in cells of alike probabilities"
+    add("--cut", action="store_true", help=f"{cut}: a trace to hand around")
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
     add("--out", type=Path, default=Path("build/trace"), metavar="DIR")

@@ -70,23 +70,23 @@ def add_arguments(parser: ArgumentParser) -> None:
              "policies with a tilt get the least one that keeps it")  # fmt: skip
     add("--batch", type=int, default=1, metavar="B", help="texts decoded together (1)")
     add("--num-draft-tokens", type=int, nargs="+", metavar="K", help="K to try; default 1 to 12")
-    add_policy(parser, f"by default {', '.join(USUAL)}; a knob without a value is solved, and "
-               "lossless sampling is among them anyway")  # fmt: skip
+    text = f"by default {', '.join(USUAL)}; a knob without a value is solved"
+    add_policy(parser, f"{text}, and lossless sampling is among them anyway")
     add_undrafted(parser)
-    add("--cost-ratio", type=float, metavar="C",
-        help="without models: cost of drafting a token, in steps of plain decoding")  # fmt: skip
-    add("--cycles", type=int,
-        help="rounds to log, of 5 texts at least (1000; fewer where V > 6,400)")  # fmt: skip
-    add("--max-new-tokens", type=int, default=defaults.MAX_NEW_TOKENS, metavar="N",
-        help="of a text (%(default)s)")  # fmt: skip
-    add("--timings", type=int, default=REPEATS, metavar="N",
-        help="timed decodes of every setting, whose median counts (%(default)s)")  # fmt: skip
+    text = "without models: cost of drafting a token, in steps of plain decoding"
+    add("--cost-ratio", type=float, metavar="C", help=text)
+    text = "rounds to log, of 5 texts at least (1000; fewer where V > 6,400)"
+    add("--cycles", type=int, help=text)
+    usual = defaults.MAX_NEW_TOKENS
+    add("--max-new-tokens", type=int, default=usual, metavar="N", help="of a text (%(default)s)")
+    text = "timed decodes of every setting, whose median counts (%(default)s)"
+    add("--timings", type=int, default=REPEATS, metavar="N", help=text)
     add("--temperature", type=float, default=defaults.TEMPERATURE)
     add_cuts(parser)
     add("--seed", type=int, default=defaults.SEED)
     add_threads(parser)
-    add("--work", type=Path, metavar="DIR",
-        help="folder of the trace, to resume from (build/tune/NAME by what is asked)")  # fmt: skip
+    text = "folder of the trace, to resume from (build/tune/NAME by what is asked)"
+    add("--work", type=Path, metavar="DIR", help=text)
     add("--out", metavar="FILE.json", help="file that generate --tuned reads")
     add("--json", action="store_true", help="print one JSON object only")
 
@@ -128,8 +128,8 @@ def check_asked(args: Namespace) -> None:
     metered(args.nats, args.regret)
     families(REGRET if args.nats is None else read_divergence(args.divergence), args.policy)
     if args.nats is None:
-        refuse(args, ("divergence", "surprise"), "must not be given with --regret",
-               divergence=defaults.DIVERGENCE)  # fmt: skip
+        rule, usual = "must not be given with --regret", defaults.DIVERGENCE
+        refuse(args, ("divergence", "surprise"), rule, divergence=usual)
     if not args.trace and (args.temperature == 0) is (args.regret is None):
         rule = "at temperature 0 --regret must be given, above it --nats"
         raise ValueError(f"--temperature: {rule}; got {args.temperature:g}")
