@@ -11,8 +11,7 @@ from cactus_theory.base.files import first_line, parsed_json
 # keys of a JSON object that can hold its prompt; a line has exactly one of these keys
 KEYS = ("messages", "turns", "question", "prompt", "text")
 # keys of content that a model would have to read beside the prompt, which is not supported here
-UNREAD = ("system", "system_prompt", "tools", "functions", "image", "images", "audio", "videos",
-          "documents")  # fmt: skip
+UNREAD = "system system_prompt tools functions image images audio videos documents".split()
 ROLES = ("system", "user", "assistant")
 Messages = tuple[Mapping[str, str], ...]
 # most characters of the first prompt that notes show by default
@@ -57,8 +56,8 @@ def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
         raise OSError(f"{flag}: must be a readable file; {error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{flag}: must be UTF-8 text; got {path.name}, {error}") from None
-    written = [(f"{flag}: line {number} of {path.name}", line.removesuffix("\r"))
-               for number, line in enumerate(lines, 1) if line.strip()]  # fmt: skip
+    full = ((at, line.removesuffix("\r")) for at, line in enumerate(lines, 1) if line.strip())
+    written = [(f"{flag}: line {at} of {path.name}", line) for at, line in full]
     _must("hold at least one line", f"{flag}:", written, path.name)
     place, first = written[0]
     if first.lstrip().startswith("{"):

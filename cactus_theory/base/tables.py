@@ -60,13 +60,11 @@ def rule(title: str, width: int = 80) -> str:
 
 def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> list[str]:
     """Return lines with aligned cells: columns ``words`` to the left, others to the right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    placed = (
-        [cell.ljust(width) if place in words else cell.rjust(width)
-         for place, (cell, width) in enumerate(zip(line, widths, strict=True))]
-        for line in lines
-    )  # fmt: skip
-    return [GAP.join(cells) for cells in placed]
+    placed = list[list[str]]()
+    for place, column in enumerate(zip(*lines, strict=True)):
+        side, width = str.ljust if place in words else str.rjust, max(map(len, column))
+        placed.append([side(cell, width) for cell in column])
+    return [GAP.join(cells) for cells in zip(*placed, strict=True)]
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:

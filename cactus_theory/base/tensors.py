@@ -89,9 +89,9 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     if probs.is_cuda or probs.numel() == 0:
         return
     # a few rows at a time, so that the second pass finds them in the CPU's cache
-    least, most, sums = zip(*map(_range_and_sums, torch.split(
-        probs[None] if probs.ndim == 1 else probs, max(1, AT_ONCE * len(probs) // probs.numel())
-    )), strict=True)  # fmt: skip
+    rows, size = probs[None] if probs.ndim == 1 else probs, AT_ONCE * len(probs) // probs.numel()
+    parts = map(_range_and_sums, torch.split(rows, max(1, size)))
+    least, most, sums = zip(*parts, strict=True)
     least, most = torch.stack(least).amin(), torch.stack(most).amax()
     if not bool((least >= 0) & (most < torch.inf)):  # for rows with NaN both are NaN
         bad = ~torch.isfinite(probs)

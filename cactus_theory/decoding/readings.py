@@ -25,13 +25,13 @@ Kind = tuple[int, int, bool]
 
 # names of the readings in JSON, in their order there; the last seven are None without the meter
 NUMBERS = (
-    "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos",
-    "mean_acceptance_length", "acceptance_rate", "acceptance_histogram",
-    "marginal_acceptance_rates", "conditional_acceptance_rates", "num_tokens", "num_calls",
-    "accepted_per_call", "tokens_per_call", "emitted_divergence", "emitted_divergence_per_token",
-    "emitted_divergence_per_row", "largest_row_divergence", "entropy_per_token",
-    "surprise_per_token", "agreement_per_token",
-)  # fmt: skip
+    "num_drafts num_draft_tokens num_accepted_tokens num_accepted_tokens_per_pos "
+    "mean_acceptance_length acceptance_rate acceptance_histogram "
+    "marginal_acceptance_rates conditional_acceptance_rates num_tokens num_calls "
+    "accepted_per_call tokens_per_call emitted_divergence emitted_divergence_per_token "
+    "emitted_divergence_per_row largest_row_divergence entropy_per_token "
+    "surprise_per_token agreement_per_token"
+).split()
 # three sums that show in which direction emitted laws depart from the target
 DIRECTIONS = "entropy", "surprise", "agreement"
 

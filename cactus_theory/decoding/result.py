@@ -119,12 +119,11 @@ class GenerationResult:
         if self.token_charges is None or self.row_directions is None:
             return [Reading(rounds, length) for rounds, length in rows]
         name, charges = self.reading.divergence, self.token_charges.tolist()
+        sums = [dict(zip(DIRECTIONS, own, strict=True)) for own in self.row_directions.tolist()]
         return [
-            Reading(rounds, length, math.fsum(own), max(own, default=0.0), name,
-                    **dict(zip(DIRECTIONS, sums, strict=True)))
-            for (rounds, length), own, sums in zip(
-                rows, charges, self.row_directions.tolist(), strict=True)
-        ]  # fmt: skip
+            Reading(rounds, length, math.fsum(own), max(own, default=0.0), name, **others)
+            for (rounds, length), own, others in zip(rows, charges, sums, strict=True)
+        ]
 
     @property
     def tokens_per_second(self) -> float:

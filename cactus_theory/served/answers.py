@@ -300,8 +300,8 @@ class Log:
         content = Path(path).read_bytes()
         seen = hashlib.sha256(content[: self.read])
         if self.read and seen.hexdigest() != self.sha256:
-            raise ValueError(f"--state: {path} must begin with the {self.lines} lines that were "
-                             "read; they have changed")  # fmt: skip
+            rule = f"{path} must begin with the {self.lines} lines that were read"
+            raise ValueError(f"--state: {rule}; they have changed")
         last, self.unfinished = time.monotonic(), False
         *whole, rest = content[self.read :].split(b"\n")
         for text, end in [*((own, b"\n") for own in whole), (rest, b"")]:
@@ -343,9 +343,8 @@ class Log:
         factors, growth, beyond = reader.factors(answer)
         if self.evidence.impossible is None and len(far := np.flatnonzero(beyond > reader.edge)):
             place = int(far[0])
-            self.evidence.impossible = {"line": answer.line, "token": place,
-                                        "id": answer.token_ids[place],
-                                        "beyond": min(float(beyond[place]), 1e3)}  # fmt: skip
+            token = {"line": answer.line, "token": place, "id": answer.token_ids[place]}
+            self.evidence.impossible = token | {"beyond": min(float(beyond[place]), 1e3)}
         self.encoded += answer.encoded
         self.evidence.add(answer.line, factors, growth)
         return factors

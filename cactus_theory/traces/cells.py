@@ -92,8 +92,8 @@ def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tens
     ids, offsets = tensors.pop(IDS).long(), tensors.pop(OFFSETS)
     pairs, shares = paired(tensors), (-ids).clamp(min=1)
     tolerance = STORED_SUM_TOLERANCE[tensors["target_log_probs"].dtype]
-    for name, numbers in (("target_log_probs", range(len(offsets) - 1)),
-                          ("draft_log_probs", pairs.tolist())):  # fmt: skip
+    places = {"target_log_probs": range(len(offsets) - 1), "draft_log_probs": pairs.tolist()}
+    for name, numbers in places.items():
         logs = tensors[name].float() - shares.log()
         rows = tensors[name] = torch.full((len(numbers), vocab), -torch.inf, device="cpu")
         for row, number in zip(rows, numbers, strict=True):

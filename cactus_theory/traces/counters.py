@@ -207,8 +207,8 @@ def _restarted(counters: Counters, since: Counters) -> bool:
     fell = any(counters[key] < since[key] for key in since.keys() - created)
     anew = any(counters[key] != since[key] for key in created)
     if fell and created and not anew:
-        raise ValueError("--metrics: must be two texts, before and after; got counters that fell "
-                         "in an engine that has not restarted")  # fmt: skip
+        got = "counters that fell in an engine that has not restarted"
+        raise ValueError(f"--metrics: must be two texts, before and after; got {got}")
     return anew or fell
 
 

@@ -123,11 +123,11 @@ class Expectation:
         """
         check_texts(self.texts)
         width = critical(len(estimates), self.freedom)
-        return [
-            wilson(own.value, self.error(own), width, self.texts,
-                   *((1, len(self.accepted)) if own is self.tokens_per_call else (0, 1)))
-            for own in estimates
-        ]  # fmt: skip
+        intervals = []
+        for own in estimates:
+            ends = (1, len(self.accepted)) if own is self.tokens_per_call else (0, 1)
+            intervals.append(wilson(own.value, self.error(own), width, self.texts, *ends))
+        return intervals
 
     def coins(self, place: int) -> float:
         """Return the variance that coins give the acceptance at a position, for one round.

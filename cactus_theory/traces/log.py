@@ -224,11 +224,8 @@ def log_shown(
 ) -> Trace:
     """Call :func:`log_trace` for a loaded pair with a progress line, and return the trace."""
     options = {"draft_model": pair.draft} | options
-    progress = Progress("logging cycles", cycles)
-    return log_trace(
-        pair.target, prompts_ids=prompts_ids, folder=folder, cycles=cycles,
-        on_text=progress.texts, **options,
-    )  # fmt: skip
+    options["on_text"] = Progress("logging cycles", cycles).texts
+    return log_trace(pair.target, prompts_ids=prompts_ids, folder=folder, cycles=cycles, **options)
 
 
 def _cycles(

@@ -46,8 +46,8 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
             )
         counts = np.pad(counts, (0, width + 1 - len(counts)))
         accepted = int(counts @ np.arange(width + 1))
-        for name, sum_ in (("num_spec_steps", counts.sum()), ("spec_verify_ct", counts.sum()),
-                           ("num_accepted_draft_tokens", accepted)):  # fmt: skip
+        sums = dict.fromkeys(("num_spec_steps", "spec_verify_ct"), counts.sum())
+        for name, sum_ in (sums | {"num_accepted_draft_tokens": accepted}).items():
             if record.get(name, sum_) != sum_:
                 raise ValueError(f"{where}: {name} must be {sum_}; got {record[name]!r:.60}")
         drafted.append(record.get("num_draft_tokens"))  # in SGLang, perhaps the nodes of trees
@@ -87,8 +87,8 @@ def _objects(path: str | Path) -> Iterator[Any]:
         items = json.loads(text)
     except ValueError:
         try:
-            items = [json.loads(line.removeprefix("data: ")) for line in text.splitlines()
-                     if line.strip() and line.strip() != "data: [DONE]"]  # fmt: skip
+            lines = [line for line in text.splitlines() if line.strip() not in ("", "data: [DONE]")]
+            items = [json.loads(line.removeprefix("data: ")) for line in lines]
         except ValueError as error:
             raise ValueError(f"--records: must be JSON, or JSON lines; {error}") from None
     yield from items if isinstance(items, list) else [items]

@@ -110,8 +110,9 @@ class Comparison:
         """Return the table as LaTeX text that uses the package booktabs."""
         heads, cells = self._cells(r"$\pm$ ")
         words = sum(head in ("policy", "verifier") for head in heads)
-        rows = [" & ".join(re.sub(r"([_%&#])", r"\\\1", cell) for cell in row) + r" \\"
-                for row in [[head.replace("\n", " ") for head in heads], *cells]]  # fmt: skip
+        lines = [[head.replace("\n", " ") for head in heads], *cells]
+        cells = [[re.sub(r"([_%&#])", r"\\\1", cell) for cell in line] for line in lines]
+        rows = [" & ".join(line) + r" \\" for line in cells]
         text = [rf"\begin{{tabular}}{{{'l' * words}{'r' * (len(heads) - words)}}}", r"\toprule"]
         text += [rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}", ""]
         return "\n".join(text).replace("×", r"$\times$").replace("–", "--")
@@ -119,8 +120,8 @@ class Comparison:
     def _cells(self, sign: str) -> tuple[list[str], list[list[str]]]:
         """Return the heads of the table and the cells of all lines that have numbers."""
         lines = [line for line in self.lines if line["nats"] is not None]
-        columns = {key: own for key, own in COLUMNS.items()
-                   if any(line.get(key) is not None for line in lines)}  # fmt: skip
+        known = {key for line in lines for key, value in line.items() if value is not None}
+        columns = {key: own for key, own in COLUMNS.items() if key in known}
         cells = [
             [_cell(line, key, form, sign) for key, (_, form) in columns.items()] for line in lines
         ]
@@ -318,8 +319,8 @@ class _Table:
         """Return the numbers of the line in ``made``; they are None if the knob is not solved."""
         made, line = self.made, dict[str, Any]()
         first = self.first.get(asked) or self.first.get((None, math.inf))
-        ratios = [other and made and _main(made) / _main(other)
-                  for other in (self.lossless or made, first)]  # fmt: skip
+        others = self.lossless or made, first
+        ratios = [other and made and _main(made) / _main(other) for other in others]
         if isinstance(self.source, Trace):
             line |= {"verifier": verifier, "num_draft_tokens": width}
             line |= valued("tokens_per_call", made and made.tokens_per_call)
@@ -346,8 +347,8 @@ class _Table:
         spent = max(own.divergence.value, 0.0)
         if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
             return None
-        near = [point for point in self.optima
-                if abs(point.mean_divergence - spent) <= NEAR * spent and spent > 0]  # fmt: skip
+        optima = self.optima if spent > 0 else ()
+        near = [point for point in optima if abs(point.mean_divergence - spent) <= NEAR * spent]
         if not near:
             near = [pooled_acceptance(*self.rows, divergence=self.kind.spec, delta=spent)]
             self.optima.append(replace(near[0], target=None, acceptance=None, divergence=None))

@@ -125,8 +125,8 @@ class Knobs:
     def why(self, width: int, level: float, unit: str) -> str:
         """Return in words why no value of the knob reaches the level."""
         family, own = self.family, sorted(self.spent[width].items())
-        raised = [f"raises {blamed(error) or f'{type(error).__name__}: {error}'}"
-                  for error in self.errors.values()][:1]  # fmt: skip
+        errors = [*self.errors.values()][:1]
+        raised = [f"raises {blamed(one) or f'{type(one).__name__}: {one}'}" for one in errors]
         if not own:
             return raised[0]
         knob = lambda x: f" at {family.varied}={family.value(x):g}" if family.varied else ""  # noqa: E731
@@ -166,8 +166,8 @@ class Knobs:
         tried = {*self.spent[width], *self.errors}
         if not points and not tried:
             return self.solved.get(max(self.solved, default=0), family.first)
-        flat = [(low[0], high[0]) for low, high in pairwise(points)
-                if level < low[1] and abs(high[1] - low[1]) <= FLAT * low[1]]  # fmt: skip
+        above = ((low, high) for low, high in pairwise(points) if level < low[1])
+        flat = [(low[0], high[0]) for low, high in above if abs(high[1] - low[1]) <= FLAT * low[1]]
         for low, high in pairwise(points):
             if (low[1] - level) * (high[1] - level) < 0 and self._wide(low[0], high[0]):
                 return _between(low, high, level if step % HALVING else None)

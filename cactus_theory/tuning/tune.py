@@ -44,8 +44,8 @@ TUNED_WIDTHS = (1, 2, 3, 4, 6, 8, 12)
 # number of K at which costs are measured: the smallest, one in the middle, the largest
 TIMED_WIDTHS = 3
 # fields of the trace that a result's file holds, where they are known
-OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", "target_weights", "draft_weights",
-            *vars(WHOLE))  # fmt: skip
+WEIGHTS = "target_weights", "draft_weights"
+OF_TRACE = ("max_new_tokens", "target", "draft", "temperature", *WEIGHTS, *vars(WHOLE))
 Measure = Callable[[Sequence[Kind]], Costs]
 OnStep = Callable[[str, int, int], None]
 

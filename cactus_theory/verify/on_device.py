@@ -92,10 +92,10 @@ def raised_entries(
     none = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
     own = assigned.tilts or (0.0,) * len(ahead)
     target = q if assigned.target is None else assigned.target
-    worth = [worth_of_rows(target, tilt) if tilt and one else None
-             for tilt, one in zip(own, ahead, strict=True)]  # fmt: skip
-    found = [one.path(q[:, : ids.shape[1]], ids, counts, of) if one else none
-             for one, of in zip(ahead, worth, strict=True)]  # fmt: skip
+    rows, found = q[:, : ids.shape[1]], list[Tensor]()
+    for tilt, one in zip(own, ahead, strict=True):
+        worth = worth_of_rows(target, tilt) if tilt and one else None
+        found.append(one.path(rows, ids, counts, worth) if one else none)
     return assigned.chosen(found, slice(None), slice(ids.shape[1]))
 
 

@@ -260,5 +260,5 @@ def _judged(batch: FlatBatch, verdict: Verdict | None) -> list[int]:
     """
     lengths = () if verdict is None else batch.draft.lengths
     judged, greedy = dict(zip(batch.drafted, lengths, strict=True)), batch.greedy
-    return [count if greedy and greedy[row] else int(judged.get(row, 0))
-            for row, count in enumerate(batch.counts)]  # fmt: skip
+    judged |= {row: count for row, count in enumerate(batch.counts) if greedy and greedy[row]}
+    return [int(judged.get(row, 0)) for row in range(len(batch.counts))]

@@ -261,10 +261,8 @@ def show_info(
         "meter": str(settings.meter or "off"),
         "policies": ", ".join(settings.policies),
     }
-    gauge = client.Gauge(
-        "cactus:info", "What cactus-theory was asked for", [*labels, "model_name"],
-        multiprocess_mode="mostrecent",
-    )  # fmt: skip
+    what, own = "What cactus-theory was asked for", [*labels, "model_name"]
+    gauge = client.Gauge("cactus:info", what, own, multiprocess_mode="mostrecent")
     gauge.labels(**labels, model_name=served_name(config)).set(1)
     said = labels | {"readings": settings.readings or "off"}
     log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in said.items()))
