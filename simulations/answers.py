@@ -65,9 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=defaults.TEMPERATURE, help="of both models")
     add_cuts(parser)
     add("--batch", type=int, default=20, metavar="B", help="answers that are decoded at once")
-    add("--score", metavar="NAME",
-        help="word (does the word of the column answer stand in the text?), gsm8k, ifeval, or "
-             "FILE.py:NAME")  # fmt: skip
+    text = "word (does the word of the column answer stand in the text?), gsm8k, ifeval"
+    add("--score", metavar="NAME", help=f"{text}, or FILE.py:NAME")
     add("--seed", type=int, default=defaults.SEED)
     add_policy(parser, "beside lossless decoding", default=["band:price=1"])
     add("--out", type=Path, default=Path("build/answers"), metavar="DIR")
@@ -94,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
         _report(args, rows, args.sums.name)
         return 0
     counts = dict.fromkeys(("answers", "batch", "num_draft_tokens", "max_new_tokens"), 1)
-    counts |= {name: 1 + (name == "num_prompts") for name in ("num_prompts", "workers")
-               if getattr(args, name) is not None}  # fmt: skip
+    least = {"num_prompts": 2, "workers": 1}
+    counts |= {name: low for name, low in least.items() if getattr(args, name) is not None}
     at_least(args, **counts)
     asked = pickle.dumps(args)
     pair, prompts, policies, _, harness = _opened(asked)

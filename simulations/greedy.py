@@ -161,8 +161,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-prompts", type=int, default=48)
     add("--num-draft-tokens", type=int, nargs="+", default=[2, 3, 5, 8], metavar="K")
     add("--max-new-tokens", type=int, default=64, metavar="N", help="of a text")
-    add("--regret", type=float, nargs="+", default=list(LEVELS), metavar="NATS",
-        help="nats a token at which rules are compared")  # fmt: skip
+    text = "nats a token at which rules are compared"
+    add("--regret", type=float, nargs="+", default=list(LEVELS), metavar="NATS", help=text)
     add("--seed", type=int, default=defaults.SEED)
     add("--out", type=Path, default=Path("build/greedy"), metavar="DIR")
     parser.set_defaults(eos_token_ids=None, no_start=False, threads=1)
@@ -201,8 +201,8 @@ def _rounds(pair: Any, prompt: Sequence[int], args: argparse.Namespace) -> dict[
         last = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
         levels = passes[-1][-len(tokens) - 1 :]  # logsumexp, by which ln q gives the raw logits
         rows = q[0, : last + 1]
-        rounds.append({"ended": bool(tokens) and tokens[last] in ends,
-                       "places": _numbers(rows, tokens[: last + 1], levels)})  # fmt: skip
+        places = _numbers(rows, tokens[: last + 1], levels)
+        rounds.append({"ended": bool(tokens) and tokens[last] in ends, "places": places})
 
     options = DecodeOptions(
         policy=defaults.STRICT, temperature=0.0, num_draft_tokens=width, meter=False,

@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", type=Path, default=Path("build/price-travels"), metavar="DIR")
     add("--laws", nargs="+", default=list(LAWS), metavar="SPEC", help="of both models' rows")
     add("--policy", action=Repeated, default=list(POLICIES), metavar="NAME:KNOB")
-    add("--elsewhere", nargs="*", default=list(OTHERS), choices=list(OTHERS), metavar="NAME",
-        help="other targets for the second table: tempered, truncated")  # fmt: skip
+    text, names = "other targets for the second table: tempered, truncated", list(OTHERS)
+    add("--elsewhere", nargs="*", default=names, choices=names, metavar="NAME", help=text)
     add("--nats", type=float, nargs="+", default=[0.02, 0.05, 0.1], help="nats a token")
     add("--batch", type=int, default=32, help="texts that are written together")
 
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
         for law in args.laws
         for kind in kinds
     }
-    makers |= {f"same_nats {name}": partial(_elsewhere, _kinds(OTHERS[name])[-1], args.nats)
-               for name in args.elsewhere}  # fmt: skip
+    for name in args.elsewhere:
+        makers[f"same_nats {name}"] = partial(_elsewhere, _kinds(OTHERS[name])[-1], args.nats)
     prompts = given_prompts(args)[: args.num_prompts]
     pair = loaded(args)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -85,8 +85,8 @@ TINY = torch.finfo(torch.float64).tiny
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_models(parser, target=PAIR / "target", draft=PAIR / "draft")
-    add("--answers", type=Path, nargs="+", default=[FACTS], metavar="FILE",
-        help="JSON lines of a prompt and its answer")  # fmt: skip
+    text = "JSON lines of a prompt and its answer"
+    add("--answers", type=Path, nargs="+", default=[FACTS], metavar="FILE", help=text)
     add_chat(parser)
     add("--num-answers", type=int, default=100, metavar="N", help="of each file, its first ones")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="of an answer, its first ones")

@@ -8,10 +8,10 @@ from typing import Any
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument("--workers", type=int, metavar="N", help="processes of this machine, one "
-                       "thread each (this process alone); needs the extra cluster")  # fmt: skip
-    group.add_argument("--scheduler", metavar="ADDRESS", help="Dask cluster to run on; its workers "
-                       "need this checkout, and the models under the same names")  # fmt: skip
+    text = "processes of this machine, one thread each (this process alone)"
+    group.add_argument("--workers", type=int, metavar="N", help=f"{text}; needs the extra cluster")
+    text = "its workers need this checkout, and the models under the same names"
+    group.add_argument("--scheduler", metavar="ADDRESS", help=f"Dask cluster to run on; {text}")
 
 
 @contextmanager

@@ -88,16 +88,16 @@ def settings_of(
     These are digests of prompts, models and policy files, and the values of flags.
     """
     files = sorted({file for method in methods for file in files_of(method)})
-    revisions = dict(zip(("target", "draft"), args.revision or (), strict=False))
+    revisions: dict[str, Any] = dict(zip(("target", "draft"), args.revision or (), strict=False))
+    models = [name for name in ("target", "draft") if name in args]
     return {
         "dtype": dtype_rule(args.dtype, args.device),
         "prompts": digest("\0".join(prompt.source for prompt in prompts).encode()),
-        **{name: model_digest(vars(args)[name], revisions.get(name))
-           for name in ("target", "draft") if name in args},
+        **{name: model_digest(vars(args)[name], revisions.get(name)) for name in models},
         **{name: getattr(args, name) for name in (*DECIDE, *flags)},
         **others,
         "rules": {str(file): digest(file.read_bytes()) for file in files},
-    }  # fmt: skip
+    }
 
 
 def at_least(args: argparse.Namespace, **least: int) -> None:

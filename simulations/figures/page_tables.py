@@ -123,8 +123,8 @@ def tuned(data: Path) -> str:
     best = [plain]
     for level in ("0", *SHORT_LEVELS):
         for family, verifier in SHORT_FAMILIES if level != "0" else (LOSSLESS,):
-            kinds = [row for row in rows if (row["family"], row["verifier"]) == (family, verifier)
-                     and row["level"] == (level if level != "0" else SHORT_LEVELS[0])]  # fmt: skip
+            kind = family, verifier, level if level != "0" else SHORT_LEVELS[0]
+            kinds = [row for row in rows if (row["family"], row["verifier"], row["level"]) == kind]
             best.append(max(kinds, key=lambda row: float(row["predicted_speed"])))
     lossy = lambda row: float(row["measured_kl"]) > 0  # noqa: E731
     return _table("One text at a time, the shipped pair, prompts unseen", notes, best, [

@@ -98,8 +98,8 @@ def _piece(args: argparse.Namespace, name: str, limit: float) -> tuple[str, bool
         return f"{name:<10} not run: {ALL} s are over", False
     piece, log, began = PIECES[name], args.out / f"{name}.log", time.monotonic()
     with log.open("w") as file:
-        child = subprocess.Popen(_command(args, name, piece), stdout=file,
-                                 stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        words, both = _command(args, name, piece), subprocess.STDOUT
+        child = subprocess.Popen(words, stdout=file, stderr=both, start_new_session=True)
         try:
             code = child.wait(limit)
             how = "well" if code == 0 else f"exit {code}"

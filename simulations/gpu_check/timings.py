@@ -108,16 +108,16 @@ def interleaved(
             slow[name] = cuda and _seconds(work, device) > SECONDS
             for _ in range(0 if slow[name] or not cuda else WARM_UPS - 2):
                 work()
-        graphs = {name: captured(work, device) if cuda and not slow[name] else None
-                  for name, work in works.items()}  # fmt: skip
+        short = {name: work for name, work in works.items() if cuda and not slow[name]}
+        graphs = {name: captured(work, device) for name, work in short.items()}
         clock = _by_events if cuda else _by_clock
-        clocks = {name: clock(graphs[name] or work, device) for name, work in works.items()}
+        clocks = {name: clock(graphs.get(name) or work, device) for name, work in works.items()}
         fewest = {name: 1 if slow[name] or not cuda else FEWEST for name in works}
         times: dict[str, list[float]] = {name: [] for name in works}
         spent = dict.fromkeys(works, 0.0)
         for _ in range(MOST):
-            now = [name for name in works if len(times[name]) < fewest[name]
-                   or (cuda and spent[name] < SECONDS)]  # fmt: skip
+            early = {name for name in works if cuda and spent[name] < SECONDS}
+            now = [name for name in works if name in early or len(times[name]) < fewest[name]]
             for name in now:
                 start = time.monotonic()
                 times[name].append(clocks[name]())
@@ -126,7 +126,7 @@ def interleaved(
                 between()
             if not now:
                 break
-    return {name: _timing(samples, graphs[name] is not None) for name, samples in times.items()}
+    return {name: _timing(own, graphs.get(name) is not None) for name, own in times.items()}
 
 
 def _timing(times: list[float], graph: bool) -> Timing:
@@ -360,11 +360,10 @@ def _passes(bench: Bench, batch: int) -> Row:
 
 def _measured(**values: Any) -> Row:
     names = (
-        "tokens", "seconds", "tokens_per_second", "round_ms", "over_passes", "prefill_ms",
-        "preparation_ms", "tokens_per_call", "accepted_per_call", "emitted_kl_per_token",
-        "largest_row_kl", "loop",
-    )  # fmt: skip
-    return {name: values.get(name) for name in names}
+        "tokens seconds tokens_per_second round_ms over_passes prefill_ms preparation_ms "
+        "tokens_per_call accepted_per_call emitted_kl_per_token largest_row_kl loop"
+    )
+    return {name: values.get(name) for name in names.split()}
 
 
 def _decode(bench: Bench, batch: int, spec: str, verifier: str, loop: str) -> Row:

@@ -68,8 +68,8 @@ STAGES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_models(parser, required=True, drafted=False)
     add = parser.add_argument
-    add("--prompts", type=Path, metavar="FILE",
-        help=f"prompts for the target ({PROMPTS}); without, it writes its own")  # fmt: skip
+    text = f"prompts for the target ({PROMPTS}); without, it writes its own"
+    add("--prompts", type=Path, metavar="FILE", help=text)
     add_chat(parser)
     add("--corpus", type=Path, help=f"or texts for it to continue from: {', '.join(corpus.KINDS)}")
     add("--init", type=Path, metavar="FOLDER", help="a head to go on from, with its vocabulary")

@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--work-dir", type=Path, default=Path("build/train-pair"), help="checkpoints and samples")
     add("--out", type=Path, default=PAIR, help="where the finished pair goes")
-    add("--corpus", type=Path, default=None,
-        help=f"a file or a folder of {', '.join(corpus.KINDS)} (the standard library)")  # fmt: skip
+    text = f"a file or a folder of {', '.join(corpus.KINDS)} (the standard library)"
+    add("--corpus", type=Path, default=None, help=text)
     add("--licence", help="of that corpus, for the report")
     add_numbers(parser, FLAGS)
 

@@ -240,9 +240,8 @@ class SampledTexts:
             epoch, at = divmod(step, steps)
             shuffle = Generator().manual_seed(seed * 100_003 + epoch)
             order = torch.randperm(count, generator=shuffle).tolist()
-            some = [number for start in range(0, count, SORTED * size) for number in sorted(
-                order[start : start + SORTED * size], key=lambda n: self.places[n][2]
-            )]  # fmt: skip
+            parts = (order[i : i + SORTED * size] for i in range(0, count, SORTED * size))
+            some = [n for part in parts for n in sorted(part, key=lambda n: self.places[n][2])]
             first = int(torch.randperm(steps, generator=shuffle)[at]) * size
             return self.batch(some[first : first + size], most, source)
 
