@@ -32,9 +32,9 @@ def _ratios(axes: Axes, rows: list[Row]) -> None:
     style.log_axis(axes.yaxis, ticks, "probability relative to the target")
     axes.set_ylim(max(min(r["p"] / r["q"] for r in rows), 0.02) * 0.7, upper * 30)
     axes.set_xlim(0, 1)
-    style.label(axes, f"b = {upper:.2f}", (0.02, upper), style.COLOUR["band_price"], shift=(0, 6))
-    style.label(axes, f"a = {lower:.2f}", (0.98, lower), style.COLOUR["band_price"],
-                shift=(0, -7), ha="right")  # fmt: skip
+    edge = style.COLOUR["band_price"]
+    style.label(axes, f"b = {upper:.2f}", (0.02, upper), edge, shift=(0, 6))
+    style.label(axes, f"a = {lower:.2f}", (0.98, lower), edge, shift=(0, -7), ha="right")
     axes.set(xlabel="tokens in order of p/q, as wide as q", title="The optimum is a band around q")
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")
 

@@ -20,8 +20,8 @@ def draw(data: Path) -> Figure:
     rows = style.read(data / "block_gap.csv")
     figure, (tree, gaps) = style.panels(2, height=3.5)
     first = rows[0]["tree"]
-    bound = sorted({(r["divergence_per_token"], r["optimal_tokens_per_call"])
-                    for r in rows if r["tree"] == first and _shown(r)})  # fmt: skip
+    ours = [row for row in rows if row["tree"] == first and _shown(row)]
+    bound = sorted({(r["divergence_per_token"], r["optimal_tokens_per_call"]) for r in ours})
     tree.plot(*zip(*bound, strict=True), color=style.INK, lw=2.2, label="the bound: any verifier")
     for key, name in CURVES.items():
         for number, name_of_tree in enumerate(sorted({row["tree"] for row in rows})):

@@ -77,8 +77,8 @@ def _speeds(axes: Axes, rows: list[Row]) -> None:
             if spent:
                 look: Any = {"ls": "-"} if verifier == BLOCK else {"ls": "--", "mfc": "white"}
                 label = name + f", {BLOCK}" * (verifier == BLOCK)
-                axes.plot(spent, speed, marker="o", ms=4, lw=1.2, label=label,
-                          color=style.COLOUR[colour], **look)  # fmt: skip
+                look |= {"label": label, "color": style.COLOUR[colour], "marker": "o"}
+                axes.plot(spent, speed, ms=4, lw=1.2, **look)
     for row in rows:
         if not row["num_draft_tokens"]:
             axes.axhline(row["speed"], color=style.MUTED, lw=1)

@@ -1,7 +1,7 @@
 """Overlap of SmolLM2's EAGLE-3 head against the tokens that it was trained on; one run."""
 
 from . import _style as style
-from ._style import Figure, Path
+from ._style import Any, Figure, Path
 
 # places that are drawn, and the look of each
 PLACES = {1: "-", 2: "--", 3: "-.", 4: ":"}
@@ -16,9 +16,9 @@ def draw(data: Path) -> Figure:
         for place, line in PLACES.items():
             own = [row for row in rows if (row["prompts"], row["place"]) == (name, place)]
             seen, overlap = style.columns(own, "tokens", "overlap")
-            label = f"position {place}"
-            axes.plot([at / 1e6 for at in seen], overlap, ls=line, marker="o", ms=2.5,
-                      color=style.COLOUR["band_price"], label=label)  # fmt: skip
+            millions, colour = [at / 1e6 for at in seen], style.COLOUR["band_price"]
+            look: Any = {"ls": line, "color": colour, "label": f"position {place}"}
+            axes.plot(millions, overlap, marker="o", ms=2.5, **look)
         axes.set(xlabel="tokens trained on, millions", ylabel="overlap Σ min(p, q)", title=title)
         axes.set(ylim=(0, None))
         axes.legend(frameon=False, fontsize=7)

@@ -56,8 +56,8 @@ def _elsewhere(axes: Axes, laws: list[Row], rows: list[Row]) -> None:
     base = next(row["tokens_per_call"] for row in own if row["family"] == "speculative")
     alone = [row for row in own if row["family"] == "band:price"]
     series = {"the band alone": ("band_price", alone)}
-    series |= {name: (look, [row for row in rows if row["spent"] == spent])
-               for spent, (look, name) in ELSEWHERE.items()}  # fmt: skip
+    for spent, (look, name) in ELSEWHERE.items():
+        series[name] = look, [row for row in rows if row["spent"] == spent]
     for name, (look, points) in series.items():
         nats, tokens, error = style.curve(points, "level", "tokens_per_call", "tokens_per_call_se")
         options: Any = style.look(look).options() | {"capsize": 2, "label": name}

@@ -28,8 +28,8 @@ def draw(data: Path) -> Figure:
         if row["policy"] == "speculative":
             calls.axhline(row["tokens_per_call"], color=style.INK, lw=0.8, ls=":")
             where = f"lossless, {'block' if row['verifier'] == 'block' else 'token by token'}"
-            style.label(calls, where, (2 * KL_TICKS[-1], row["tokens_per_call"]), style.INK,
-                        shift=(0, 5), ha="right", fontsize=7)  # fmt: skip
+            end = 2 * KL_TICKS[-1], row["tokens_per_call"]
+            style.label(calls, where, end, style.INK, shift=(0, 5), ha="right", fontsize=7)
     _frame(calls, "tokens per target call", "Whole texts: blocks make more tokens")
     _frame(slack, "expected meter ÷ KL of the text", "The meter bounds the text's KL")
     slack.axhline(1, color=style.INK, lw=0.8, ls=":")

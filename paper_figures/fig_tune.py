@@ -32,8 +32,8 @@ def draw(data: Path) -> Figure:
     handles: dict[str, Any] = {}
     for axes in panels:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", frameon=False,
-                  fontsize=7.5, ncols=2 if style.narrow() else 4)  # fmt: skip
+    where: Any = {"loc": "outside lower center", "ncols": 2 if style.narrow() else 4}
+    figure.legend(handles.values(), handles.keys(), **where, frameon=False, fontsize=7.5)
     return figure
 
 
@@ -64,9 +64,8 @@ def _by_width(axes: Axes, rows: list[Row], level: float) -> None:
             continue
         names = "num_draft_tokens", "measured_speed", "predicted_speed"
         widths, speeds, predictions = style.curve(line, *names)
-        dashed = "--" if key[1] == "block" else "-"
-        axes.plot(widths, speeds, marker=marker, ls=dashed, color=colour, ms=3.2, lw=1.1,
-                  mfc="white" if key[1] == "block" else colour)  # fmt: skip
+        look: Any = {"ls": "--", "mfc": "white"} if key[1] == "block" else {"ls": "-"}
+        axes.plot(widths, speeds, marker=marker, color=colour, ms=3.2, lw=1.1, **look)
         axes.plot(widths, predictions, color=colour, lw=0.5, alpha=0.5)
     axes.set_xticks(sorted({row["num_draft_tokens"] for row in settings} - {0}))
     axes.set(xlabel="K (dashed: block, thin: predicted)", ylabel="tokens/s")
@@ -81,12 +80,12 @@ def _relaxing(axes: Axes, rows: list[Row]) -> None:
         if key[0] in ("plain", "speculative"):
             continue
         points = [(level, _best(rows, level, *key)) for level in levels]
-        known = [(level, row["measured_speed"] / best[level]["measured_speed"])
-                 for level, row in points if row is not None]  # fmt: skip
+        speeds = {level: row["measured_speed"] for level, row in points if row is not None}
+        known = [(level, own / best[level]["measured_speed"]) for level, own in speeds.items()]
         colour, marker, _ = _look({"family": key[0]})
-        block = key[1] == "block"
-        axes.plot(*zip(*known, strict=True), marker=marker, color=colour, ls="--" if block else "-",
-                  mfc="white" if block else colour, ms=3.6, lw=1.1)  # fmt: skip
+        look: Any = {"ls": "--", "mfc": "white"} if key[1] == "block" else {"ls": "-"}
+        look |= {"marker": marker, "color": colour}
+        axes.plot(*zip(*known, strict=True), ms=3.6, lw=1.1, **look)
     plain = _best(rows, levels[0], "plain", None)["measured_speed"]
     lossless = best[levels[0]]["measured_speed"]
     axes.axhline(1, color=style.INK, lw=0.8)
