@@ -13,8 +13,8 @@ import torch
 
 from cactus_theory.divergences import Divergence
 
-from . import _conic
-from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, believable, unproven
+from . import _attempts, _conic
+from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from ._dual_bounds import lagrange_bound
 from ._perspective import Scaled, counted, cvxpy
 
@@ -112,7 +112,7 @@ class RowProgram(Attempted[Answer]):
         whole = total == 1
         reward = self._kept(row) + (0 if self.zero_cap is None else cp.minimum(z, self.zero_cap))
         problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, whole])
-        if not believable(problem, *solver) or whole.dual_value is None:
+        if not _attempts.believable(problem, *solver) or whole.dual_value is None:
             return None
         h, z = np.maximum(row.s * row.w.value, 0.0), max(float(getattr(z, "value", z)), 0.0)
         positions = self._positions
