@@ -27,51 +27,57 @@ MOST_ENTRIES = 2**30
 def cut_row(q: Tensor, p: Tensor, keep: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return a cut row from rows (V,): ids, q and p of its entries; ``keep`` get an entry each."""
     larger = torch.maximum(q, p)
-    larger[list(keep)] = 2.0
+    larger[list(keep)] = 2.0  # above all probabilities, so that these tokens come first
     alone = larger.topk(min(max(ALONE, len(keep)), len(q))).indices
+    # left[i]: mass, of q or of p, without the first i + 1 of these tokens; it falls with i
     left = torch.maximum(*(row.sum() - row[alone].cumsum(0) for row in (q, p)))
     alone = alone[: max(int((left > REST).sum()) + 1, len(keep))]
     larger[alone] = 0.0
-    rest = larger.nonzero()[:, 0]
+    rest = larger.nonzero()[:, 0]  # tokens with q = p = 0 have no entry
     _, cell, counts = _cells(q[rest], p[rest]).unique(return_inverse=True, return_counts=True)
-    none = q.new_zeros(len(counts))
-    ids = torch.cat([alone, -counts]).to(torch.int32)
-    masses = [torch.cat([row[alone], none.index_add(0, cell, row[rest])]) for row in (q, p)]
-    return ids, masses[0], masses[1]
+
+    def entries(row: Tensor) -> Tensor:
+        sums = row.new_zeros(len(counts)).index_add(0, cell, row[rest])
+        return torch.cat([row[alone], sums])
+
+    return torch.cat([alone, -counts]).to(torch.int32), entries(q), entries(p)
 
 
 def _cells(q: Tensor, p: Tensor) -> Tensor:
     """Return for each token the number of its cell, from its size max(q, p) and its ratio q/p."""
-    size, ratio = -torch.maximum(q, p).log2(), (q / p).log2()
-    size = torch.minimum(2 * size, size + 20).floor().clamp(max=99)
+    octaves, ratio = -torch.maximum(q, p).log2(), (q / p).log2()
+    # steps of half an octave up to 20 octaves (for the ratio up to 4), then of a whole one
+    size = torch.minimum(2 * octaves, octaves + 20).floor().clamp(max=99)
     far = torch.minimum(2 * ratio.abs(), ratio.abs() + 4).floor().clamp(max=49)
     far = torch.where(ratio.isinf(), 50, far)  # one of the two is 0
-    return torch.where(ratio >= 0, far, -1 - far) * 100 + size
+    return torch.where(ratio >= 0, far, -1 - far) * 100 + size  # size is at most 99
 
 
 def paired(tensors: Mapping[str, Tensor]) -> Tensor:
     """Return the number of the target row that each draft row belongs to."""
-    tokens = tensors["token_offsets"]
-    place = torch.arange(int(tokens[-1]), device="cpu")
-    before = torch.searchsorted(tokens[1:], place, right=True)  # cycles, with a row more each
-    drawn = (tensors["draft_offsets"].diff() > 0).repeat_interleave(tokens.diff())
-    return (place + before)[drawn]
+    offsets = tensors["token_offsets"]
+    token = torch.arange(int(offsets[-1]), device="cpu")
+    # each cycle has one target row more than tokens, so token i of cycle c has target row i + c
+    cycle = torch.searchsorted(offsets[1:], token, right=True)
+    has_draft_row = (tensors["draft_offsets"].diff() > 0).repeat_interleave(offsets.diff())
+    return (token + cycle)[has_draft_row]
 
 
 def cut(whole: Mapping[str, Tensor], ends: Sequence[int]) -> dict[str, Tensor]:
     """Return a shard's tensors with cut rows; drafted tokens and ``ends`` keep an entry each."""
     target, pairs = whole["target_log_probs"], paired(whole)
     offsets, ids = whole["token_offsets"], whole["draft_token_ids"]
+    # the last row of each cycle is that of the bonus token, so it has no drafted token to keep
     last = set((offsets[1:] + torch.arange(len(offsets) - 1, device="cpu")).tolist())
-    drafts, drafted = dict(zip(pairs.tolist(), whole["draft_log_probs"], strict=True)), iter(ids)
-    parts, sizes = [], [0]
+    draft_rows = dict(zip(pairs.tolist(), whole["draft_log_probs"], strict=True))
+    parts, sizes, drafted = [], [0], iter(ids)
     for number, row in enumerate(target):
-        own = () if number in last else (int(next(drafted)),)
+        keep = {*ends} if number in last else {*ends, int(next(drafted))}
         q = row.double().exp()
-        p = drafts[number].double().exp() if number in drafts else torch.zeros_like(q)
-        parts.append(cut_row(q / q.sum(), p / p.sum().clamp(min=1e-300), sorted({*ends, *own})))
+        p = draft_rows[number].double().exp() if number in draft_rows else torch.zeros_like(q)
+        parts.append(cut_row(q / q.sum(), p / p.sum().clamp(min=1e-300), sorted(keep)))
         sizes.append(len(parts[-1][0]))
-    ids, q, p = (torch.cat(own) for own in zip(*parts, strict=True))
+    ids, q, p = (torch.cat(column) for column in zip(*parts, strict=True))
     return dict(whole) | {
         "target_log_probs": q.log().to(target.dtype),
         "draft_log_probs": p.log().to(target.dtype),
@@ -90,19 +96,23 @@ def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tens
         raise ValueError(f"{where}: {fault}")
     tensors = dict(tensors)
     ids, offsets = tensors.pop(IDS).long(), tensors.pop(OFFSETS)
-    pairs, shares = paired(tensors), (-ids).clamp(min=1)
+    pairs, sizes = paired(tensors), (-ids).clamp(min=1)  # how many tokens each entry stands for
     tolerance = STORED_SUM_TOLERANCE[tensors["target_log_probs"].dtype]
-    places = {"target_log_probs": range(len(offsets) - 1), "draft_log_probs": pairs.tolist()}
-    for name, numbers in places.items():
-        logs = tensors[name].float() - shares.log()
+    numbers_of_rows = {
+        "target_log_probs": range(len(offsets) - 1),
+        "draft_log_probs": pairs.tolist(),
+    }
+    for name, numbers in numbers_of_rows.items():
+        all_logs = tensors[name].float() - sizes.log()  # ln of the probability of one token
         rows = tensors[name] = torch.full((len(numbers), vocab), -torch.inf, device="cpu")
         for row, number in zip(rows, numbers, strict=True):
-            own = slice(int(offsets[number]), int(offsets[number + 1]))
-            alone, free = ids[own] >= 0, torch.ones(vocab, dtype=torch.bool, device="cpu")
-            free[ids[own][alone]] = False
-            fill = logs[own][~alone].repeat_interleave(shares[own][~alone])
-            row[ids[own][alone]] = logs[own][alone]
-            row[free.nonzero()[: len(fill), 0]] = fill
+            entries = slice(int(offsets[number]), int(offsets[number + 1]))
+            tokens, logs = ids[entries], all_logs[entries]
+            alone, free = tokens >= 0, torch.ones(vocab, dtype=torch.bool, device="cpu")
+            free[tokens[alone]] = False
+            in_cells = logs[~alone].repeat_interleave(sizes[entries][~alone])
+            row[tokens[alone]] = logs[alone]
+            row[free.nonzero()[: len(in_cells), 0]] = in_cells
             # rows whose sum is further from 1 are rejected with an error later
             if abs(float(total := row.exp().sum()) - 1) <= tolerance:
                 row -= total.log()
@@ -116,10 +126,11 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
         return f"cut rows need {', '.join(missing)}"
     tokens, drafts, entries, drafted, ids = (tensors[name] for name in lists)
     lasts = len(drafted), None, len(ids)
-    for name, own, last in zip(lists, (tokens, drafts, entries), lasts, strict=False):
-        rises = own.dtype == torch.int64 and own.ndim == 1 and len(own) > 0 and own[0] == 0
-        if not rises or (own.diff() < 0).any() or last not in (None, int(own[-1])):
-            return f"{name} must rise from 0 to {last}; got {own.flatten()[:8].tolist()}"
+    for name, offsets, last in zip(lists, (tokens, drafts, entries), lasts, strict=False):
+        starts = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 0
+        starts = starts and offsets[0] == 0
+        if not starts or (offsets.diff() < 0).any() or last not in (None, int(offsets[-1])):
+            return f"{name} must rise from 0 to {last}; got {offsets.flatten()[:8].tolist()}"
     if len(drafts) != len(tokens) or ((drafts.diff() > 0) & (drafts.diff() != tokens.diff())).any():
         return "a cycle must have a draft row for every token, or none"
     rows = int(tokens[-1]) + len(tokens) - 1
@@ -128,19 +139,19 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
     if ids.dtype != torch.int32 or ids.ndim != 1 or (ids >= vocab).any() or (ids < -vocab).any():
         return f"{IDS} must be int32 ids below {vocab}, or −c for c tokens; got {ids.dtype}"
     for name in ("target_log_probs", "draft_log_probs"):
-        own = tensors.get(name)
-        if own is None or own.dtype not in STORED_SUM_TOLERANCE or own.shape != ids.shape:
+        logs = tensors.get(name)
+        if logs is None or logs.dtype not in STORED_SUM_TOLERANCE or logs.shape != ids.shape:
             return f"{name} must be float16 or float32, one an entry"
     of_row = torch.arange(rows, device="cpu").repeat_interleave(entries.diff())
     alone = ids >= 0
-    held = of_row[alone] * vocab + ids[alone]
+    held = of_row[alone] * vocab + ids[alone]  # one number for row and token
     counts = torch.zeros(rows, dtype=torch.int64, device="cpu")
     counts.index_add_(0, of_row, torch.where(alone, 1, -ids.long()))
     if len(held.unique()) != len(held) or (counts > vocab).any():
         return f"{IDS} must be of {vocab} tokens at most, each in one entry of a row"
     place = torch.arange(len(drafted), device="cpu")
-    drawn = place + torch.searchsorted(tokens[1:], place, right=True)
-    if not torch.isin(drawn * vocab + drafted, held).all():
+    row = place + torch.searchsorted(tokens[1:], place, right=True)  # as in ``paired``
+    if not torch.isin(row * vocab + drafted, held).all():
         return "a drafted token must have an entry of its own in its row"
     return ""
 
@@ -154,7 +165,7 @@ def merged(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """
     parts = []
     for q, p in zip(target.numpy(), draft.numpy(), strict=True):
-        pairs, counts = np.unique(q + 1j * p, return_counts=True)
+        pairs, counts = np.unique(q + 1j * p, return_counts=True)  # complex numbers are pairs
         parts.append(torch.from_numpy(pairs * counts))
     rows = torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
     return normalised(rows.real.contiguous()), normalised(rows.imag.contiguous())

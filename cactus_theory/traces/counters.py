@@ -124,6 +124,7 @@ class Observation:
             return np.maximum(self.shares, 1e-9), np.maximum(self.shares, 1e-9)
         width = len(self.accepted)
         missing = 0.0 if self.drafted is None else width - self.drafted / self.rounds
+        # a draft without a token at position i (from 0) lacks K − i tokens or more; none lacks all
         least = np.maximum(1 - missing / np.arange(width, 0, -1), 1e-9)
         return np.where(np.arange(width), least, 1.0), np.ones(width)
 
@@ -136,8 +137,9 @@ def observed_rates(text: str, rounds: float | None, width: int, **known: Any) ->
     """
     words = [word.strip() for word in text.split(",")]
     rates = np.array([check.number("--observed", word, 0, MOST_ROUNDS) for word in words])
+    # a number with an exponent counts as exact: its decimals do not show the last digit's place
     digits = [17 if "e" in word.lower() else len(word.partition(".")[2]) for word in words]
-    rounding = 10.0 ** -np.array(digits) / np.sqrt(12)
+    rounding = 10.0 ** -np.array(digits) / np.sqrt(12)  # of an error uniform over the last digit
     Observation(rates, FEWEST, rounding).check_width(width)  # report wrong shares first
     if rounds is None:
         raise ValueError(
@@ -161,21 +163,26 @@ def read_metrics(
     """
     now = _engines(path)
     earlier = {} if before is None else _engines(before)
-    counts, places, restarted = defaultdict[str, float](float), defaultdict[int, float](float), 0
-    for engine, since in earlier.items():
-        if lost := min(since.keys() - now.get(engine, {}).keys(), default=None):
+    counts, accepted_at = defaultdict[str, float](float), defaultdict[int, float](float)
+    restarted = 0
+    for engine, counters in earlier.items():
+        missing = counters.keys() - now.get(engine, {}).keys()
+        if missing:
+            name, labels = min(missing)
             raise ValueError(
                 f"--metrics: must hold every counter of {before}, or what was counted since cannot "
-                f"be told; {path} lacks {lost[0]} of {dict(engine + lost[1])}"
+                f"be told; {path} lacks {name} of {dict(engine + labels)}"
             )
     for engine, counters in now.items():
-        since = earlier.get(engine, {})
-        if _restarted(counters, since):
-            since, restarted = {}, restarted + 1
+        at_start = earlier.get(engine, {})
+        if _restarted(counters, at_start):
+            at_start, restarted = {}, restarted + 1
         for (name, labels), value in counters.items():
-            counts[name] += (count := value - since.get((name, labels), 0.0))
-            if name == BY_POSITION and (place := dict(labels).get("position", "")).isdecimal():
-                places[int(place)] += count
+            count = value - at_start.get((name, labels), 0.0)
+            counts[name] += count
+            position = dict(labels).get("position", "")
+            if name == BY_POSITION and position.isdecimal():
+                accepted_at[int(position)] += count
     if DRAFTS not in counts:
         raise ValueError(f"--metrics: must hold {DRAFTS}_total, as vLLM's text does; got {path}")
     if counts[DRAFTS] < FEWEST:
@@ -184,21 +191,23 @@ def read_metrics(
             f"--metrics: must have counted at least {FEWEST} drafts{since} (an engine that has "
             f"just started has counted none); got {counts[DRAFTS]:g} in {path}"
         )
-    if not places or sorted(places) != list(range(len(places))):
+    positions = len(accepted_at)
+    if not positions or sorted(accepted_at) != list(range(positions)):
         raise ValueError(
             "--metrics: must count accepted tokens at positions 0, 1, …; got positions "
-            f"{sorted(places)} in {path}"
+            f"{sorted(accepted_at)} in {path}"
         )
-    accepted = np.array([places[number] for number in range(len(places))])
-    told: dict[str, Any] = {"behind_ends": True, "restarted": restarted}
-    told |= {"drafted": counts[DRAFTED], "answers": counts[ANSWERS] or None}
-    told |= {name: value for name, value in known.items() if value is not None}
+    rounds = counts[DRAFTS]
+    rates = np.array([accepted_at[position] for position in range(positions)]) / rounds
+    further: dict[str, Any] = {"behind_ends": True, "restarted": restarted}
+    further |= {"drafted": counts[DRAFTED], "answers": counts[ANSWERS] or None}
+    further |= {name: value for name, value in known.items() if value is not None}
     try:
-        seen = Observation(accepted / counts[DRAFTS], counts[DRAFTS], np.zeros(len(places)), **told)
+        observation = Observation(rates, rounds, rounding=np.zeros(positions), **further)
     except ValueError as error:
         raise ValueError(f"--metrics: {error} in {path}") from None
-    seen.check_width(width)
-    return seen
+    observation.check_width(width)
+    return observation
 
 
 def _restarted(counters: Counters, since: Counters) -> bool:
@@ -219,13 +228,13 @@ def _engines(path: str | Path) -> dict[Labels, Counters]:
     except (OSError, UnicodeDecodeError) as error:
         raise OSError(f"--metrics: must be a readable text; {error}") from None
     engines = defaultdict[Labels, Counters](dict)
-    for name, kind, labels, written in LINE.findall(text):
-        pairs, said = sorted(LABEL.findall(labels)), f"{name}{kind}{labels} in {path}"
+    for name, suffix, labels, written in LINE.findall(text):
+        pairs, place = sorted(LABEL.findall(labels)), f"{name}{suffix}{labels} in {path}"
         engine = tuple(pair for pair in pairs if pair[0] not in OF_AN_ENGINE)
-        key = name + kind.replace("_total", ""), tuple(sorted({*pairs} - {*engine}))
-        if key in engines[engine]:
-            raise ValueError(f"--metrics: must hold every counter once; got two of {said}")
-        engines[engine][key] = check.number(f"--metrics: {said}", written, 0, MOST_ROUNDS)
+        counter = name + suffix.replace("_total", ""), tuple(sorted({*pairs} - {*engine}))
+        if counter in engines[engine]:
+            raise ValueError(f"--metrics: must hold every counter once; got two of {place}")
+        engines[engine][counter] = check.number(f"--metrics: {place}", written, 0, MOST_ROUNDS)
     models = {value for engine in engines for label, value in engine if label == "model_name"}
     if len(models) > 1:
         raise ValueError(f"--metrics: must be of one model; got {', '.join(sorted(models))}")
@@ -270,29 +279,32 @@ def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
     """
     check_texts(healthy.texts)
     seen.check_width(len(healthy.accepted))
-    record, unlike = healthy.record, {"behind_ends": (seen.behind_ends,), "short_ends": (False,)}
-    if seen.behind_ends is None:
-        unlike["behind_ends"] = (False,) if record.going.all() else (False, True)
-    if seen.drafted is seen.shares is None and (record.left < record.lengths).any():
-        unlike["short_ends"] = (False, True)
-    found = {}
-    for way in product(*unlike.values()):
-        found[way] = _compared(healthy.counted(**dict(zip(unlike, way, strict=True))), seen)
-    for one, other in combinations(found, 2):
-        if found[one].alarm != found[other].alarm and sum(map(ne, one, other)) == 1:
+    # values of the constructor's options of Expectation with which the engine may have counted
+    record, options = healthy.record, {"behind_ends": (seen.behind_ends,), "short_ends": (False,)}
+    if seen.behind_ends is None:  # if no drafted token ends a text, both values count alike
+        options["behind_ends"] = (False,) if record.going.all() else (False, True)
+    if seen.drafted is None and seen.shares is None and (record.left < record.lengths).any():
+        options["short_ends"] = (False, True)
+    results: dict[tuple[Any, ...], Compared] = {}
+    for values in product(*options.values()):
+        counted = healthy.counted(**dict(zip(options, values, strict=True)))
+        results[values] = _compared(counted, seen)
+    for one, other in combinations(results, 2):
+        # only ways that differ in one option show which flag the verdict depends on
+        if results[one].alarm != results[other].alarm and sum(map(ne, one, other)) == 1:
             asked = ASKED["behind_ends" if one[0] != other[0] else "short_ends"]
             raise ValueError(f"{asked}; the verdict depends on it; got none")
-    return next(iter(found.values()))
+    return next(iter(results.values()))
 
 
-def _compared(healthy: Expectation, seen: Observation) -> Compared:
+def _compared(healthy: Expectation, observation: Observation) -> Compared:
     """Return the comparison with an expectation that counts as the engine does."""
-    base = _Gaps(healthy, seen)
-    limit = critical(len(base.places), healthy.freedom, QUIET)
-    gaps: list[dict[str, Any]] = [
-        dict(zip(GAP, (int(place), *numbers, abs(numbers[-1]) > limit), strict=True))
-        for place, *numbers in zip(*(column.tolist() for column in base.columns), strict=True)
-    ]
+    found = _Gaps(healthy, observation)
+    limit = critical(len(found.places), healthy.freedom, QUIET)
+    gaps: list[dict[str, Any]] = []
+    for place, *numbers, errors in zip(*(own.tolist() for own in found.columns), strict=True):
+        values = int(place), *numbers, errors, abs(errors) > limit
+        gaps.append(dict(zip(GAP, values, strict=True)))
     return Compared(gaps, any(gap["off"] for gap in gaps))
 
 
@@ -300,48 +312,56 @@ class _Gaps:
     """Expected and observed shares with standard errors, at each position that enough rounds reach.
 
     Shares are of the rounds that accept the position before; ``columns`` has shares of the rounds
-    that reach the position.
+    that reach the position. ``texts_ratio`` is the trace's number of texts over the engine's.
     """
 
-    def __init__(self, expectation: Expectation, seen: Observation) -> None:
+    def __init__(self, expectation: Expectation, observation: Observation) -> None:
         self.expectation = expectation
-        before = np.concatenate([[1.0], seen.accepted[:-1]])
-        mass, on, reached = expectation.mass
-        places = np.flatnonzero(np.minimum(before * seen.rounds, mass[: len(before)]) >= FEWEST)
+        # share of the engine's rounds, and number of the trace's, that accept the position before
+        share_before = np.concatenate([[1.0], observation.accepted[:-1]])
+        before, go_on, reach = expectation.mass
+        counted = share_before * observation.rounds
+        places = np.flatnonzero(np.minimum(counted, before[: len(counted)]) >= FEWEST)
         if not len(places):
             raise CannotSay(f"cannot say: at least {FEWEST} rounds must be expected and counted")
         self.places = places
         means = [expectation.if_accepted[place] for place in places]
         self.expected = np.nan_to_num([mean.value for mean in means])
+        # NaN where one text has all rounds that accept the position before; then 0
         self.expected_error = np.nan_to_num([expectation.error(mean) for mean in means])
-        self.shown = (reached / np.maximum(mass, 1e-300))[places]
-        # the trace's number of texts over the engine's; the squared error over texts grows with it
-        of_texts = expectation.texts / seen.answers if seen.answers else 0.0
-        self.fewer = max(expectation.rounds / seen.rounds, of_texts)
-        if seen.by_request is not None:  # errors over requests include differences between texts
-            self.fewer = 0.0
-        low = high = seen.accepted[places] / before[places]
-        if seen.drafted is not None or seen.shares is not None:
-            own = (reached / np.maximum(on, 1e-300))[places]
-            low, high = (low * own / share[places] for share in reversed(seen.drafted_share()))
+        self.share_reaching = (reach / np.maximum(before, 1e-300))[places]
+        # the squared error over texts grows with this ratio
+        of_answers = expectation.texts / observation.answers if observation.answers else 0.0
+        self.texts_ratio = max(expectation.rounds / observation.rounds, of_answers)
+        if observation.by_request is not None:  # these errors include differences between texts
+            self.texts_ratio = 0.0
+        low = high = observation.accepted[places] / share_before[places]
+        if observation.drafted is not None or observation.shares is not None:
+            # as if the engine had drafted the position as often as the trace: the largest share
+            # that it may have drafted gives the smallest rate
+            drafted_in_trace = (reach / np.maximum(go_on, 1e-300))[places]
+            least, most = observation.drafted_share()
+            low, high = (low * drafted_in_trace / share[places] for share in (most, least))
+        # of the rates that the counts allow, the one nearest to the expectation
         self.observed: Column = np.clip(self.expected, low, high)
-        self._errors(seen, before[places])
+        self._errors(observation, share_before[places])
 
-    def _errors(self, seen: Observation, before: Column) -> None:
+    def _errors(self, observation: Observation, before: Column) -> None:
         """Set the standard errors of the counts, and the differences in standard errors."""
-        count, places = before * seen.rounds, self.places
-        earlier = np.concatenate([[0.0], seen.rounding[:-1]])[places]
-        rounding = np.hypot(seen.rounding[places], self.observed * earlier) / before
+        count, places = before * observation.rounds, self.places
+        # observed = accepted / before, and both were rounded
+        rounding_before = np.concatenate([[0.0], observation.rounding[:-1]])[places]
+        rounding = np.hypot(observation.rounding[places], self.observed * rounding_before) / before
         coins = np.array([self.expectation.coins(int(place)) for place in places]) / count
         # in all at least the binomial variance: the terms above are too small for rates near 0 or 1
         rate = (count * np.clip(self.expected, 0, 1) + 0.5) / (count + 1)
         binomial = rate * (1 - rate) / count
-        texts = self.expected_error**2 * self.fewer
-        requests = 0.0 if seen.by_request is None else seen.by_request[places] ** 2
-        own = np.maximum(np.maximum(coins, binomial - texts), requests)
-        self.observed_error = np.sqrt(texts + own + rounding**2)
+        texts = self.expected_error**2 * self.texts_ratio
+        requests = 0.0 if observation.by_request is None else observation.by_request[places] ** 2
+        within_texts = np.maximum(np.maximum(coins, binomial - texts), requests)
+        self.observed_error = np.sqrt(texts + within_texts + rounding**2)
         gap = self.observed - self.expected
-        size = np.maximum(np.abs(gap) - 0.5 / count, 0.0)
+        size = np.maximum(np.abs(gap) - 0.5 / count, 0.0)  # half a count: counts are whole numbers
         error = np.hypot(self.observed_error, self.expected_error)
         self.errors: Column = np.sign(gap) * size / np.maximum(error, 1e-300)
 
@@ -349,4 +369,5 @@ class _Gaps:
     def columns(self) -> tuple[Column, ...]:
         """Return the columns of GAP except ``off``."""
         numbers = self.expected, self.expected_error, self.observed, self.observed_error
-        return self.places + 1.0, *(own / self.shown for own in numbers), self.errors
+        shares = (number / self.share_reaching for number in numbers)
+        return self.places + 1.0, *shares, self.errors

@@ -32,17 +32,19 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
     ValueError
         An unknown policy, a broken trace.
     """
-    rule, sums = read_policy(policy).at_ends(trace.ends), np.zeros((2, trace.texts))
-    for batch in trace.batches(ENTRIES, 1):
-        if not batch.draft_token_ids.shape[1]:
+    rule = read_policy(policy).at_ends(trace.ends)
+    h_sums, q_sums = np.zeros((2, trace.texts))
+    for batch in trace.batches(ENTRIES, 1):  # drafts are cut to their first place
+        if not batch.draft_token_ids.shape[1]:  # rounds without a draft
             continue
         ids, q, p = batch.draft_token_ids[:, 0], batch.target_probs[:, 0], batch.draft_probs
         nodes = nodes_of_rows(Chain(), rule, q, one_hot(ids, q) if p is None else p[:, 0])
         write_laws(node for node in nodes if node.solved is None)
+        text = int(batch.text[0])  # the rounds of a batch are of one text
         for end in trace.ends:
-            h_end = math.fsum(node.h(end) for node in nodes)
-            sums[:, batch.text[0]] += h_end, float(q[:, end].sum())
-    return ratio_of_sums(sums[0], sums[1], trace.fingerprint)
+            h_sums[text] += math.fsum(node.h(end) for node in nodes)
+            q_sums[text] += float(q[:, end].sum())
+    return ratio_of_sums(h_sums, q_sums, trace.fingerprint)
 
 
 def has_end_ratio(trace: Trace) -> bool:

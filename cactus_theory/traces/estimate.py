@@ -135,22 +135,22 @@ class Replay(Setting):
         ``spent`` (B, K) the divergence of each row; ``undrafted`` (B, K + 1) the divergence of a
         token emitted after i accepted tokens without being drafted, empty if that is 0.
         """
-        where = text.numpy()
+        texts = text.numpy()  # a text may occur several times, hence np.add.at
         alive, going = (part[:, : self.num_draft_tokens + 1] for part in (alive, going))
         after = torch.where(going, alive, 0.0)  # P_0 = 1: every call gives a token
         reached, accepted = after[:, :-1], torch.where(going[:, :-1], alive[:, 1:], 0.0)
         width = accepted.shape[1]
-        np.add.at(self.cycles, where, 1.0)
-        np.add.at(self.drafts, where, float(width > 0))
-        np.add.at(self.drafted, where, float(width))
-        np.add.at(self.tokens, where, after.sum(-1).numpy())
-        np.add.at(self.reached[:width].T, where, reached.numpy())
-        np.add.at(self.accepted_at[:width].T, where, accepted.numpy())
+        np.add.at(self.cycles, texts, 1.0)
+        np.add.at(self.drafts, texts, float(width > 0))
+        np.add.at(self.drafted, texts, float(width))
+        np.add.at(self.tokens, texts, after.sum(-1).numpy())
+        np.add.at(self.reached[:width].T, texts, reached.numpy())
+        np.add.at(self.accepted_at[:width].T, texts, accepted.numpy())
         for spec, values in spent.items():
-            charged = torch.where(reached > 0, reached * values[:, :width], 0.0)
-            np.add.at(self.spent[spec], where, charged.sum(-1).numpy())
+            charged = torch.where(reached > 0, reached * values[:, :width], 0.0)  # 0 · ∞ is NaN
+            np.add.at(self.spent[spec], texts, charged.sum(-1).numpy())
         for spec, values in undrafted.items():
-            np.add.at(self.spent[spec], where, (after[:, width] * values[:, width]).numpy())
+            np.add.at(self.spent[spec], texts, (after[:, width] * values[:, width]).numpy())
 
     @cached_property
     def tokens_per_call(self) -> Estimate:
@@ -160,7 +160,7 @@ class Replay(Setting):
     @property
     def undrafted(self) -> str:
         """Return a sentence on how many target calls had a draft; empty if all calls had one."""
-        calls, drafts = (f"{own.sum():,.0f}" for own in (self.cycles, self.drafts))
+        calls, drafts = (f"{counts.sum():,.0f}" for counts in (self.cycles, self.drafts))
         said = f"{drafts} of {calls} target calls had a draft; tokens a call and divergence a token"
         return "" if calls == drafts else f"{said} are over all of them"
 

@@ -79,25 +79,30 @@ class Expectation:
         """Count positions behind an end of text, or not; cut drafts to ``record.left``, or not."""
         self.record, self.behind_ends = record, behind_ends
         lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
+        # probabilities by round and position: (R, K), and (R, K + 1) where i counts accepted tokens
         drafted = np.arange(record.alive.shape[1] - 1) < lengths[:, None]
-        going, whole = record.going | behind_ends, (lengths > 0).astype(float)
+        going, has_draft = record.going | behind_ends, (lengths > 0).astype(float)
         self._accepted = np.where(drafted & going[:, :-1], record.alive[:, 1:], 0.0)
-        before = np.concatenate([whole[:, None], self._accepted], 1)
-        on = np.where(going, before, 0.0)
-        self._before, reached = before[:, :-1], np.where(drafted, on[:, :-1], 0.0)
-        self.mass = tuple(part.sum(0) for part in (self._before, on[:, :-1], reached))
+        at_least = np.concatenate([has_draft[:, None], self._accepted], 1)
+        go_on = np.where(going, at_least, 0.0)
+        self._before, reached = at_least[:, :-1], np.where(drafted, go_on[:, :-1], 0.0)
+        self.mass = tuple(part.sum(0) for part in (self._before, go_on[:, :-1], reached))
         texts = np.unique(record.text[lengths > 0])
-        which = np.searchsorted(texts, record.text)
-        self.rounds, self.texts = float(whole.sum()), len(texts)
+        # rounds without a draft add 0, so it does not matter which of the T + 1 sums they add to
+        place_of_text = np.searchsorted(texts, record.text)
+        self.rounds, self.texts = float(has_draft.sum()), len(texts)
 
         def ratio(above: np.ndarray, below: np.ndarray) -> Estimate:
-            top, under = (np.bincount(which, own, self.texts + 1)[:-1] for own in (above, below))
-            return ratio_of_sums(top, under, record.source)
+            tops, bottoms = (
+                np.bincount(place_of_text, by_round, self.texts + 1)[:-1]
+                for by_round in (above, below)
+            )
+            return ratio_of_sums(tops, bottoms, record.source)
 
-        self.accepted = tuple(ratio(own, whole) for own in self._accepted.T)
+        self.accepted = tuple(ratio(accepted, has_draft) for accepted in self._accepted.T)
         self.if_reached = tuple(map(ratio, self._accepted.T, reached.T))
         self.if_accepted = tuple(map(ratio, self._accepted.T, self._before.T))
-        self.tokens_per_call = ratio(whole + on[:, 1:].sum(1), whole)
+        self.tokens_per_call = ratio(has_draft + go_on[:, 1:].sum(1), has_draft)
         prompts = record.prompts[texts]
         twice = (np.unique(prompts, return_counts=True)[1] > 1).all()
         self.strata = prompts if twice else np.zeros_like(prompts)
@@ -108,11 +113,16 @@ class Expectation:
         return Expectation(self.record, **options)
 
     def error(self, estimate: Estimate) -> float:
-        """Return the jackknife's standard error, within prompts if each has two texts or more."""
-        less = (self.texts - 1) / self.texts
-        _, which, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
-        around = estimate.left_out - (np.bincount(which, estimate.left_out) / sizes)[which]
-        return less * float(np.sqrt((sizes / (sizes - 1) * np.bincount(which, around**2)).sum()))
+        """Return the jackknife's standard error, within prompts if each has two texts or more.
+
+        With θ the numbers with one text left out, it is (T − 1)/T times the root of
+        Σ_s n_s/(n_s − 1) Σ (θ − mean of θ in s)², over strata s of n_s texts.
+        """
+        share = (self.texts - 1) / self.texts
+        _, stratum, sizes = np.unique(self.strata, return_inverse=True, return_counts=True)
+        means = np.bincount(stratum, estimate.left_out) / sizes
+        squares = np.bincount(stratum, (estimate.left_out - means[stratum]) ** 2)
+        return share * float(np.sqrt((sizes / (sizes - 1) * squares).sum()))
 
     def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
         """Return confidence intervals that hold together with probability EXPECTED (99 %).
@@ -136,9 +146,10 @@ class Expectation:
         differences between texts or rounds.
         """
         rate = self.if_accepted[place].value
-        own, base = self._accepted[:, place], self._before[:, place]
-        spread = own * (1 - 2 * rate) + rate**2 * base - (own - rate * base) ** 2
-        return float(spread.sum() / max(base.sum(), 1e-300))
+        accepted, before = self._accepted[:, place], self._before[:, place]
+        # of A − rate·B, which are 1 if the position, and the one before, are accepted (A ≤ B)
+        variance = accepted * (1 - 2 * rate) + rate**2 * before - (accepted - rate * before) ** 2
+        return float(variance.sum() / max(before.sum(), 1e-300))
 
 
 def wilson(
@@ -146,18 +157,19 @@ def wilson(
 ) -> tuple[float, float]:
     """Return Wilson's interval of a mean that lies in [low, low + span].
 
-    ``width`` is half the interval in standard errors. The number of trials is chosen so that a
-    share of this ``value`` has the standard error ``error``. For a mean at an end of its range it
-    is ``texts``. The whole range is returned if a number is not finite.
+    For a share r of n trials it is (r + z²/2n ± z √(r(1 − r)/n + z²/4n²))/(1 + z²/n), where z is
+    ``width``, half the interval in standard errors. The number n is chosen so that a share of this
+    ``value`` has the standard error ``error``. For a mean at an end of its range n is ``texts``.
+    The whole range is returned if a number is not finite.
     """
     rate, spread = (value - low) / span, error / span
     if not np.isfinite([rate, spread]).all():
         return low, low + span
     variance = max(rate * (1 - rate), 0.0)
-    per_trial = spread**2 / variance if variance > 0 else 1 / texts
-    more = width**2 * per_trial
-    half = width * np.sqrt(variance * per_trial + more * per_trial / 4)
-    ends = ((rate + more / 2 + sign * half) / (1 + more) for sign in (-1, 1))
+    per_trial = spread**2 / variance if variance > 0 else 1 / texts  # 1/n
+    z2_per_trial = width**2 * per_trial
+    half = width * np.sqrt(variance * per_trial + z2_per_trial * per_trial / 4)
+    ends = ((rate + z2_per_trial / 2 + sign * half) / (1 + z2_per_trial) for sign in (-1, 1))
     first, last = (low + span * min(max(float(end), 0.0), 1.0) for end in ends)
     return first, last
 
@@ -210,25 +222,25 @@ def expect(
     verifier = find_verifier(verifier)
     verifier.check(rule)
     longest, done = trace.header.details.get("max_new_tokens"), 0
-    nothing = np.zeros(0, int), np.zeros((0, width + 1))
-    parts: list[Any] = [(*nothing[:1] * 3, nothing[1].astype(bool), nothing[1])]
+    # an empty first part, as np.concatenate needs one where no round has a draft
+    no_rounds, no_rows = np.zeros(0, int), np.zeros((0, width + 1))
+    parts: list[Any] = [(no_rounds, no_rounds, no_rounds, no_rows.astype(bool), no_rows)]
     for batch in trace.batches(ENTRIES, width):
         count, drafted = batch.draft_token_ids.shape
         done += count
         on_cycles(done)
         if not drafted:
             continue
-        own_alive, own_going, _ = batch_law(batch, rule, verifier, {}, trace.ends)
+        *law, _ = batch_law(batch, rule, verifier, {}, trace.ends)
         left = np.full(count, width)
         if longest is not None:  # every call gives a token that is not drafted
             left = np.clip(longest - 1 - batch.position.numpy(), 0, width)
-        wide = [
-            np.pad(own.numpy(), ((0, 0), (0, width - drafted))) for own in (own_going, own_alive)
-        ]
-        parts.append((batch.text.numpy(), np.full(count, drafted), left, *wide))
+        to_width = (0, 0), (0, width - drafted)
+        alive, going = (np.pad(rows.numpy(), to_width) for rows in law)
+        parts.append((batch.text.numpy(), np.full(count, drafted), left, going, alive))
     text, lengths, left, going, alive = map(np.concatenate, zip(*parts, strict=True))
-    prompts, source = np.array(trace.prompts), trace.fingerprint
-    record = LoggedRounds(text, lengths, left, alive, going, prompts, source)
+    prompts = np.array(trace.prompts)
+    record = LoggedRounds(text, lengths, left, alive, going, prompts, source=trace.fingerprint)
     return Expectation(record, behind_ends)
 
 

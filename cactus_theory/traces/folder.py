@@ -67,9 +67,10 @@ class Header:
     @property
     def setting(self) -> Setting:
         """Return the setting of the decode; values that are not known are the defaults."""
-        judges = {name: own for name in ("policy", "verifier") if (own := self.details.get(name))}
+        logged = {name: self.details.get(name) for name in ("policy", "verifier")}
+        logged = {name: spec for name, spec in logged.items() if spec}
         law = {"temperature": self.temperature, "cuts": self.cuts or WHOLE}
-        return Setting(num_draft_tokens=self.num_draft_tokens, **judges, **law)
+        return Setting(num_draft_tokens=self.num_draft_tokens, **logged, **law)
 
     def flat(self) -> dict[str, Any]:
         """Return all settings, including ``details``, in one dictionary."""
@@ -139,7 +140,7 @@ def _faults(content: dict[str, Any], manifest: Manifest) -> Iterator[str]:
             yield f"{name} must be the {what} shards, {count}; got {content.get(name)!r:.60}"
     most = manifest.header.num_draft_tokens
     for entry in manifest.shards:
-        drafted = entry.target_rows - entry.cycles
+        drafted = entry.target_rows - entry.cycles  # a cycle has one row more than drafted tokens
         sizes = entry.cycles, entry.bytes
         if not 0 <= entry.draft_rows <= drafted <= most * entry.cycles or min(sizes) < 0:
             yield (
@@ -260,6 +261,7 @@ class Folder(Resource):
                 )
             write_marked(self.path / UNFINISHED, FORMAT, VERSION, asdict(self.header))
         if (self.path / MANIFEST).is_file():
+            # ``finish`` of a run that was killed may have left this file
             (self.path / UNFINISHED).unlink(missing_ok=True)
             self.finished = True
         else:

@@ -119,7 +119,9 @@ def log_trace(
         check.whole_number(name, size, 1)
     if cycles is not None:
         check.whole_number("cycles", cycles, 1)
-    texts = max(check.whole_number("texts", texts, 1), 0 if cycles else len(prompts))
+    texts = check.whole_number("texts", texts, 1)
+    if cycles is None:  # each prompt once
+        texts = max(texts, len(prompts))
     options = DecodeOptions(
         **setting.keywords,
         # the last round drafts K tokens, too; ``stop`` in _cycles ends the text
@@ -232,16 +234,17 @@ def _cycles(
     header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
     """Decode one text and return its cycles."""
-    most = header.details["max_new_tokens"]
+    max_new_tokens = header.details["max_new_tokens"]
     cycles: list[Cycle] = []
 
-    def keep(q: Tensor, draft: Draft, texts: list[int], before: list[int]) -> None:
-        cycles.append(Cycle.of(text, before[0], q, draft))
+    # the batch is one text, so ``earlier`` has one number: its new tokens before the round
+    def keep(q: Tensor, draft: Draft, texts: list[int], earlier: list[int]) -> None:
+        cycles.append(Cycle.of(text, earlier[0], q, draft))
 
     options = replace(
         options,
         seed=header.seed + text,
-        stop=lambda ids, prompt_length: ids.shape[1] - prompt_length >= most,
+        stop=lambda ids, prompt_length: ids.shape[1] - prompt_length >= max_new_tokens,
         callbacks=Callbacks(on_rows=keep),
     )
     decode(*pair, torch.tensor([prompt], device=pair[0].device), options)
@@ -252,7 +255,7 @@ def _check(target: Any, drafter: Drafter, prompts: list[list[int]], options: Dec
     """Raise an error at the start for prompts or options that would fail at a later text."""
     if not prompts:
         raise ValueError("prompts_ids: must hold at least one prompt; got none")
-    if any(drafter.nodes(depth) > depth for depth in (1, 2)):
+    if any(drafter.nodes(depth) > depth for depth in (1, 2)):  # a path has one node at each depth
         name = type(drafter).__name__
         raise ValueError(f"draft_model: must draft one path; {name} drafts trees")
     models = {"target_model": target} | drafter.check(target)

@@ -94,25 +94,34 @@ def noise_floor(
         single, wide = (CachedModel(target_model, len(prompt) + max_new_tokens) for _ in range(2))
         rows, new = [_rows(single, list(prompt), temperature)], []
         for coin in torch.rand(max_new_tokens, generator=source, dtype=torch.float64, device="cpu"):
-            own = int(pick(rows[-1].exp(), coin[None].to(rows[-1].device)))
-            new.append(own if temperature else int(rows[-1].argmax()))
+            drawn = int(pick(rows[-1].exp(), coin[None].to(rows[-1].device)))
+            new.append(drawn if temperature else int(rows[-1].argmax()))
             rows.append(_rows(single, new[-1:], temperature))
         _rows(wide, list(prompt), temperature)
         parts = [new[start : start + width] for start in range(0, len(new), width)]
+        # the rows after each new token, by wide passes (h) and by single-token passes (q)
         log_h = torch.cat([_rows(wide, part, temperature, len(part)) for part in parts])
         log_q, best = torch.cat(rows[1:]), log_h.argmax(-1, keepdim=True)
         changed += int((best[:, 0] != log_q.argmax(-1)).sum())
         if temperature:
-            gap = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
-            spent.append(float((log_h.exp() * gap).sum(-1).clamp(min=0.0).sum()))
+            log_ratio = torch.where(log_h > -torch.inf, log_h - log_q, 0.0)
+            kl = (log_h.exp() * log_ratio).sum(-1)
+            spent.append(float(kl.clamp(min=0.0).sum()))  # rounding may make it negative
         else:
             spent.append(float((log_q.amax(-1) - log_q.gather(-1, best)[:, 0]).sum()))
         if on_text is not None and on_text(len(spent)) is True:
             break
     mean = ratio_of_sums(np.array(spent), np.full(len(spent), float(max_new_tokens)), "texts")
     count = len(spent) * max_new_tokens
-    told = "kl" if temperature else REGRET.spec, changed / count, count, width
-    return NoiseFloor(mean.value, mean.standard_error, *told, dtype_of([target_model]))
+    return NoiseFloor(
+        per_token=mean.value,
+        standard_error=mean.standard_error,
+        divergence="kl" if temperature else REGRET.spec,
+        changed=changed / count,
+        rows=count,
+        width=width,
+        dtype=dtype_of([target_model]),
+    )
 
 
 def _rows(
@@ -137,17 +146,17 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
     target's texts: each logged row counts as often as a lossless decode reaches it. The standard
     error is over texts. None if even 0.3 of the trace's temperature spends less.
     """
-    rough = _read(
-        TEMPERATURES, [estimate.value for estimate in _tempered(trace, TEMPERATURES)], nats
-    )
+    curve = [estimate.value for estimate in _tempered(trace, TEMPERATURES)]
+    rough = _temperature_at(nats, TEMPERATURES, curve)
     if rough is None:
         return None
     near = sorted({min(rough * factor, 1.0) for factor in NEAR})
 
-    def read(*curve: float) -> float:
-        return trace.header.temperature * (_read(near, curve, nats) or near[0])
+    def solved(*curve: float) -> float:
+        # with a text left out the coldest of this narrow grid may spend less than ``nats``
+        return trace.header.temperature * (_temperature_at(nats, near, curve) or near[0])
 
-    return combined(np.vectorize(read), *_tempered(trace, near))
+    return combined(np.vectorize(solved), *_tempered(trace, near))
 
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
@@ -155,11 +164,12 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     kl = read_divergence("kl").value
     lossless, chain = read_policy("speculative"), find_verifier("chain")
+    # with a tilt θ the row that is emitted is q^(1+θ), divided by its sum
     colder = [read_policy("speculative", tilt=1 / heat - 1) for heat in temperatures]
     for batch in trace.batches(ENTRIES):
         alive, going, _ = batch_law(batch, lossless, chain, {}, trace.ends)
         reached = torch.where(going, alive, 0.0)
-        text = int(batch.text[0])
+        text = int(batch.text[0])  # the rounds of a batch are of one text
         weight[text] += float(reached.sum())
         q = batch.target_probs
         for place, policy in enumerate(colder):
@@ -167,8 +177,14 @@ def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
     return [ratio_of_sums(sums, weight, trace.fingerprint) for sums in spent]
 
 
-def _read(temperatures: Sequence[float], curve: Sequence[float], nats: float) -> float | None:
-    """Return the temperature at which the curve reaches ``nats``; None if not even the coldest."""
+def _temperature_at(
+    nats: float, temperatures: Sequence[float], curve: Sequence[float]
+) -> float | None:
+    """Return the temperature at which the curve reaches ``nats``; None if not even the coldest.
+
+    ``curve`` has the nats at each of the rising ``temperatures``.
+    """
+    # reversed, as np.interp needs rising points; rounding could make them fall
     roots = np.sqrt(np.maximum.accumulate(curve[::-1]))
     if nats > roots[-1] ** 2:
         return None

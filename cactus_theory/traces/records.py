@@ -34,9 +34,9 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
     """
     histograms, drafted, reached, engines = [], [], [], set[str]()
     for number, item in enumerate(_objects(path), 1):
-        if (found := _record(item)) is None:
+        if (parts := _record(item)) is None:
             continue
-        engine, record, histogram = found
+        engine, record, histogram = parts
         where = f"--records: record {number} of {path}"
         counts = _counts(f"{where}: the histogram", histogram)
         if len(counts := np.trim_zeros(counts, "b")) > width + 1:
@@ -56,23 +56,25 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
         engines.add(engine)
     if not histograms:
         raise ValueError(f"--records: must hold a record of vLLM, SGLang or AIPerf; got {path}")
-    counts = np.array(histograms, float)
-    at_least = counts[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1): rounds that accept ≥ i
+    requests, exactly = len(histograms), np.array(histograms, float)
+    at_least = exactly[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1): rounds that accept ≥ i
     total = at_least.sum(0)
-    told: Record = {"answers": float(len(counts)), "drafted": None, "behind_ends": None}
-    if all(type(own) is int for own in drafted) and sum(drafted) >= total[0]:
-        told["drafted"] = float(sum(drafted))
+    before = np.maximum(total[:-1], 1)  # rounds that accept the position before
+    further: Record = {"answers": float(requests), "drafted": None, "behind_ends": None}
+    # an Observation has a drafted token or more in each round
+    if all(type(count) is int for count in drafted) and sum(drafted) >= total[0]:
+        further["drafted"] = float(sum(drafted))
     if engines == {"vllm"}:
-        told["behind_ends"] = True
-    if all(own is not None for own in reached):
-        told["shares"] = sum(reached) / np.maximum(total[:-1], 1)
-    if len(counts) >= FEWEST_TEXTS:
-        below = np.maximum(total[:-1], 1)
-        around = at_least[:, 1:] - at_least[:, :-1] * (total[1:] / below)
-        told["by_request"] = np.sqrt((around**2).sum(0) * len(counts) / (len(counts) - 1)) / below
-    told |= {name: value for name, value in known.items() if value is not None}
+        further["behind_ends"] = True
+    if all(counts is not None for counts in reached):
+        further["shares"] = sum(reached) / before
+    if requests >= FEWEST_TEXTS:  # standard error of a ratio of sums over requests (delta method)
+        residuals = at_least[:, 1:] - at_least[:, :-1] * (total[1:] / before)
+        variance = (residuals**2).sum(0) * requests / (requests - 1)
+        further["by_request"] = np.sqrt(variance) / before
+    further |= {name: value for name, value in known.items() if value is not None}
     try:
-        return Observation(total[1:] / max(total[0], 1), total[0], np.zeros(width), **told)
+        return Observation(total[1:] / max(total[0], 1), total[0], np.zeros(width), **further)
     except ValueError as error:
         raise ValueError(f"--records: {error} in {path}") from None
 
@@ -96,18 +98,18 @@ def _objects(path: str | Path) -> Iterator[Any]:
 
 def _record(item: Any) -> tuple[str, Record, Any] | None:
     """Return the engine, the record and its histogram; None for an object without a histogram."""
-    own = item if isinstance(item, dict) else {}
+    outer = item if isinstance(item, dict) else {}
 
     def inner(name: str) -> Record:
-        return value if isinstance(value := own.get(name), dict) else {}
+        return value if isinstance(value := outer.get(name), dict) else {}
 
-    about, answer, meta = inner("metadata"), inner("spec_decode_acceptance"), inner("meta_info")
+    about, record, meta = inner("metadata"), inner("spec_decode_acceptance"), inner("meta_info")
     if "warmup" in (about.get("benchmark_phase"), about.get("phase_kind")):
         return None
-    if not answer and isinstance(vllm := inner("metrics").get("speculative_decoding"), dict):
-        answer = {"engine": "vllm"} | vllm
-    if "acceptance_histogram" in answer:
-        return str(answer.get("engine")), answer, answer["acceptance_histogram"]
+    if not record and isinstance(vllm := inner("metrics").get("speculative_decoding"), dict):
+        record = {"engine": "vllm"} | vllm
+    if "acceptance_histogram" in record:
+        return str(record.get("engine")), record, record["acceptance_histogram"]
     if "spec_accept_histogram" in meta:
         return "sglang", meta, meta["spec_accept_histogram"]
     return None
@@ -117,10 +119,11 @@ def _counts(where: str, histogram: Any) -> np.ndarray:
     """Return how many rounds accepted 0, 1, … tokens, from a list or from a map by number."""
     if isinstance(histogram, dict) and all(str(key).isdecimal() for key in histogram):
         most = max(map(int, histogram), default=0)
+        # raises above 10^4: the list would have as many entries
         check.whole_number(f"{where}: accepted tokens", min(most, 10**4), most)
         histogram = [histogram.get(str(place), 0) for place in range(most + 1)]
     if not isinstance(histogram, list) or not all(
-        type(own) is int and 0 <= own < 2**53 for own in histogram
+        type(count) is int and 0 <= count < 2**53 for count in histogram
     ):
         raise ValueError(f"{where} must be of whole numbers from 0 on; got {histogram!r:.60}")
     return np.array(histogram or [0], dtype=np.int64)
@@ -131,22 +134,27 @@ def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | Non
     width = len(counts) - 1
     steps, lengths = record.get("per_step_accepted"), record.get("per_step_drafted")
     by_length = record.get("acceptance_histogram_by_draft_length")
-    table = np.zeros((width + 1, width + 1))  # drafted, accepted
+    table = np.zeros((width + 1, width + 1))  # number of rounds by tokens drafted, and accepted
+    rounds: list[tuple[int, int, int]] = []  # (tokens drafted, tokens accepted, number of rounds)
     if steps is not None and lengths is not None:
-        numbers = [_counts(f"{where}: by step", own) for own in (lengths, steps)] if steps else []
-        pairs = [(*pair, 1) for pair in zip(*numbers, strict=False)]
+        if steps:  # of an empty list _counts makes a round
+            numbers = (_counts(f"{where}: by step", listed) for listed in (lengths, steps))
+            rounds = [(*pair, 1) for pair in zip(*numbers, strict=False)]
     elif isinstance(by_length, dict):
-        pairs = [(int(k), j, count) for k, own in by_length.items() if str(k).isdecimal()
-                 for j, count in enumerate(_counts(f"{where}: drafts of {k}", own))]  # fmt: skip
+        for length, histogram in by_length.items():
+            if str(length).isdecimal():
+                by_accepted = enumerate(_counts(f"{where}: drafts of {length}", histogram))
+                rounds += [(int(length), accepted, count) for accepted, count in by_accepted]
     else:
         return None
-    for k, j, count in pairs:
-        if count and not j <= k <= width:
+    for drafted, accepted, count in rounds:
+        if count and not accepted <= drafted <= width:
             raise ValueError(
-                f"{where}: must accept at most what was drafted, up to {width}; got {j} of {k}"
+                f"{where}: must accept at most what was drafted, up to {width}; "
+                f"got {accepted} of {drafted}"
             )
         if count:
-            table[k, j] += count
+            table[drafted, accepted] += count
     if not np.array_equal(table.sum(0), counts):
         raise ValueError(f"{where}: numbers by step or length must add up to the histogram's")
     return np.array([table[place + 1 :, place:].sum() for place in range(width)])

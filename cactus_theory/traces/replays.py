@@ -102,10 +102,12 @@ def replay(
     2.83 ± 0.10 tokens a call
     """
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
+    options: dict[str, Any] = {"divergences": divergences, "undrafted": undrafted}
     widths = [num_draft_tokens]
-    given = trace, policy, verifier, widths, divergences, on_cycles, undrafted
-    (one,) = replay_widths(*given).values()
-    return one
+    (sums,) = replay_widths(
+        trace, policy, verifier, widths, on_cycles=on_cycles, **options
+    ).values()
+    return sums
 
 
 @one_thread()
@@ -120,36 +122,38 @@ def replay_widths(
 ) -> dict[int, Replay]:
     """Return :func:`replay` by K, for several K, in one pass where :func:`shares_rows` holds."""
     check.one_of("undrafted", undrafted, UNDRAFTED)
-    checked = sorted({draft_width(trace, width) for width in widths})
+    rising = sorted({draft_width(trace, width) for width in widths})
     rule, verifier = charged_policy(trace, policy), find_verifier(verifier)
     divergences = divergences or (trace.unit,)
     signed = {str(name): None for name in divergences if name in SIGNED}
-    named = map(read_divergence, (own for own in divergences if own not in SIGNED))
-    kinds: Metered = {kind.spec: kind for kind in named} | signed
+    unsigned = (read_divergence(name) for name in divergences if name not in SIGNED)
+    kinds: Metered = {kind.spec: kind for kind in unsigned} | signed
     verifier.check(rule)
     # a single pass serves all K if cutting a draft leaves the law at its first places unchanged
-    passes = [checked] if shares_rows(rule, verifier) else [[width] for width in checked]
+    passes = [rising] if shares_rows(rule, verifier) else [[width] for width in rising]
     logged, names = trace.header.setting, {"policy": rule.spec, "verifier": verifier.spec}
     replays = {
         width: _begun(trace, replace(logged, num_draft_tokens=width, **names), kinds)
-        for width in checked
+        for width in rising
     }
+    # regret at a price, metered in regret alone: whole rows are not needed
     by_price = isinstance(rule, Regret) and rule.price is not None and [*kinds] == [REGRET.spec]
     if by_price and isinstance(verifier, Chain | Block):
         path = rule.look_ahead
         assert isinstance(path, RegretPath)
-        for replay in replays.values():
-            _replay_regret(trace, path, isinstance(verifier, Block), replay)
+        for sums in replays.values():
+            _replay_regret(trace, path, isinstance(verifier, Block), sums)
         on_cycles(len(trace))
         return replays
     for together in passes:
         done = 0
         for batch in trace.batches(ENTRIES, together[-1]):
             law = batch_law(batch, rule, verifier, kinds, trace.ends)
-            moved = undrafted == "policy" and rule.moves_undrafted
-            free = _undrafted(rule, batch.target_probs, together, kinds) if moved else {}
+            charges: dict[str, Tensor] = {}  # undrafted tokens that are drawn from q cost nothing
+            if undrafted == "policy" and rule.moves_undrafted:
+                charges = _undrafted(rule, batch.target_probs, together, kinds)
             for width in together:
-                replays[width].add(batch.text, *law, free)
+                replays[width].add(batch.text, *law, charges)
             done += len(batch.text)
             on_cycles(done)
     return replays
@@ -161,28 +165,28 @@ def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -
     Only the entries at the ends of drafts of ``widths`` tokens are computed; the others are 0.
     """
     ends = sorted({min(width, q.shape[1] - 1) for width in widths})
-    own = q[:, ends].flatten(0, 1)
-    h, charges = rule.undrafted(own), {}
+    rows = q[:, ends].flatten(0, 1)
+    h, charges = rule.undrafted(rows), {}
     for spec, kind in kinds.items():
         charges[spec] = q.new_zeros(q.shape[:2], dtype=torch.float64)
-        charges[spec][:, ends] = _of_rows(spec, kind, h, own).reshape(len(q), -1)
+        charges[spec][:, ends] = _of_rows(spec, kind, h, rows).reshape(len(q), -1)
     return charges
 
 
-def _replay_regret(trace: Trace, path: RegretPath, ahead: bool, replay: Replay) -> None:
-    """Add all rounds of a trace to ``replay``, under a policy of regret.
+def _replay_regret(trace: Trace, path: RegretPath, ahead_counts: bool, sums: Replay) -> None:
+    """Add all rounds of a trace to ``sums``, under a policy of regret.
 
     Only the regrets of the drafted tokens are read. They suffice because a token that is not
     accepted is replaced by its row's argmax, at regret 0. The general code writes whole rows and
     takes ten times as long or more.
     """
-    for text, ids, lost, best in trace.losses:
-        width = min(ids.shape[1], replay.num_draft_tokens)
-        ids, lost, best = (own[:, :width] for own in (ids, lost, best))
-        kept = path.kept(lost, best, ids.new_full((len(ids),), width), ahead)
+    for text, *whole in trace.losses:
+        width = min(whole[0].shape[1], sums.num_draft_tokens)
+        ids, lost, best = (rows[:, :width] for rows in whole)
+        kept = path.kept(lost, best, ids.new_full((len(ids),), width), ahead_counts)
         alive = torch.cat([kept.new_ones(len(ids), 1), kept.cumprod(-1)], -1)
         spent = torch.where(kept > 0, lost, 0.0)
-        replay.add(text, alive, _going(ids, trace.ends), {REGRET.spec: spent}, {})
+        sums.add(text, alive, _going(ids, trace.ends), {REGRET.spec: spent}, {})
 
 
 def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
@@ -215,13 +219,13 @@ def greedy_policy(policy: str | Policy) -> Policy:
     return rule
 
 
-def check_unit(spec: str, own: Divergence, unit: Divergence, where: str) -> None:
-    """Raise ValueError unless the policy's unit ``own`` is the ``unit`` in which it is charged."""
-    if own != unit == REGRET:
+def check_unit(spec: str, of_policy: Divergence, charged: Divergence, where: str) -> None:
+    """Raise ValueError if only one of two units, the policy's and the charged one, is regret."""
+    if of_policy != charged == REGRET:
         raise ValueError(
             f"policy: {spec} relaxes nothing at temperature 0, and regret does; got {where}"
         )
-    if unit != own == REGRET:
+    if charged != of_policy == REGRET:
         raise ValueError(f"policy: {spec} is for temperature 0; got {where}")
 
 
@@ -279,7 +283,7 @@ def batch_law(
         rows = law.emitted[:, :width], q[:, :width]
         return law.alive, going, {spec: _of_rows(spec, kind, *rows) for spec, kind in kinds.items()}
     # for a chain and a block no residual is needed, only each node's next ratio and divergence
-    at, by_path = Nodes(verifier, assigned, q, draft).at, verifier.by_path
+    node_at, by_path = Nodes(verifier, assigned, q, draft).at, verifier.by_path
     alive = q.new_zeros(len(ids), width + 1, dtype=torch.float64)
     alive[:, 0] = 1.0
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
@@ -287,9 +291,10 @@ def batch_law(
         # a node that is never reached spends nothing, so its row is not solved
         reached = {row: ratio for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0}
         rows = [*reached]
-        nodes = [at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
+        nodes = [node_at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
         for spec, kind in kinds.items():
             spent[spec][rows, place] = alive.new_tensor(_of_nodes(spec, kind, nodes))
+        # P after the token in a block; in a chain, whose nodes have P = 1, the token's φ
         after = alive.new_tensor([node.next_alive for node in ask_together(nodes)])
         alive[rows, place + 1] = after if by_path else alive[rows, place] * after
     return alive, going, spent

@@ -97,7 +97,7 @@ class RowMeans:
 @one_thread()
 def row_means(policy: Policy, source: Source, kind: Divergence, best: bool = False) -> RowMeans:
     """Return the means of a policy over all rows, with ``share`` if ``best`` is true."""
-    sums, largest = np.zeros((7, source.texts)), 0.0
+    sums, largest = np.zeros((7, source.texts)), 0.0  # by text
     for text, q, p in row_pairs(source, ENTRIES):
         law, accepted = law_and_acceptance(policy, q, p)
         spent = kind.value(law, q)
@@ -105,12 +105,20 @@ def row_means(policy: Policy, source: Source, kind: Divergence, best: bool = Fal
         optimum = best_acceptance(q, p, kind, spent) if best else torch.zeros_like(spent)
         parts = torch.ones_like(spent), accepted, optimum, spent, *directions(law, q)
         np.add.at(sums.T, text.numpy(), torch.stack(parts, -1).numpy())
-    rows, accepted, optima, *means = sums
-    ratio = lambda above, below: ratio_of_sums(above, below, source.fingerprint)  # noqa: E731
-    divergence, *signed = (ratio(own, rows) for own in means)
-    entropy, surprise, agreement = signed
-    own = ratio(accepted, rows), divergence, entropy, surprise, agreement
-    return RowMeans(policy.spec, *own, largest, ratio(accepted, optima))
+    rows, accepted, optima, *others = sums
+    divergence, entropy, surprise, agreement = (
+        ratio_of_sums(other, rows, source.fingerprint) for other in others
+    )
+    return RowMeans(
+        policy.spec,
+        acceptance=ratio_of_sums(accepted, rows, source.fingerprint),
+        divergence=divergence,
+        entropy=entropy,
+        surprise=surprise,
+        agreement=agreement,
+        largest=largest,
+        share=ratio_of_sums(accepted, optima, source.fingerprint),
+    )
 
 
 def row_pairs(

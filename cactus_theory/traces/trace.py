@@ -165,10 +165,10 @@ class Trace:
             shard = self.shard(text)
             kinds = zip(shard.counts, shard.deterministic, strict=True)
             for number, (count, deterministic) in enumerate(kinds):
-                own = _batch(text, shard, [number], count, deterministic)
-                p = None if own.draft_probs is None else own.draft_probs[0]
-                rows = own.draft_token_ids[0], own.target_probs[0], p
-                yield Cycle(text, int(own.position[0]), *rows)
+                batch = _batch(text, shard, [number], count, deterministic)
+                p = None if batch.draft_probs is None else batch.draft_probs[0]
+                rows = batch.draft_token_ids[0], batch.target_probs[0], p
+                yield Cycle(text, int(batch.position[0]), *rows)
 
     def shard(self, text: int) -> Shard:
         """Read the stored cycles of one text.
@@ -195,7 +195,7 @@ class Trace:
                 f"{path}: cycles, target rows and draft rows must be as the manifest says; "
                 f"got {counts}"
             )
-        if sum(own.nbytes for own in (shard, *self._kept.values())) <= KEPT_BYTES:
+        if sum(held.nbytes for held in (shard, *self._kept.values())) <= KEPT_BYTES:
             self._kept[entry.file] = shard
         return shard
 
@@ -211,10 +211,11 @@ class Trace:
             As :meth:`shard`; after the last batch, if K is not the manifest's.
         """
         most = self.num_draft_tokens if num_draft_tokens is None else num_draft_tokens
-        drafted: set[int] = set()
+        lengths: set[int] = set()
         for text in range(self.texts):
             shard = self.shard(text)
-            drafted |= set(shard.counts)
+            lengths |= set(shard.counts)
+            # cycles of one batch have equally long drafts, all with draft rows or all without
             numbers_by_kind: dict[tuple[int, bool], list[int]] = {}
             kinds = zip(shard.counts, shard.deterministic, strict=True)
             for number, (count, deterministic) in enumerate(kinds):
@@ -223,15 +224,16 @@ class Trace:
                 size = max(1, entries // ((width + 1) * self.header.vocab_size))
                 for start in range(0, len(numbers), size):
                     yield _batch(text, shard, numbers[start : start + size], width, deterministic)
-        self._check_drafted(drafted)
+        self._check_drafted(lengths)
 
     @cached_property
     def losses(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Return text (B,), ids and :func:`cactus_theory.optimum.regret.losses`, by batch."""
-        return [
-            (own.text, own.draft_token_ids, *losses(own.target_probs[:, :-1], own.draft_token_ids))
-            for own in self.batches(ENTRIES)
-        ]
+        found = []
+        for batch in self.batches(ENTRIES):
+            ids = batch.draft_token_ids
+            found.append((batch.text, ids, *losses(batch.target_probs[:, :-1], ids)))
+        return found
 
     def rows(self) -> tuple[Float[Tensor, "rows vocab"], Float[Tensor, "rows vocab"]]:
         """Return all draft rows and the target rows at the same places, target first, float64.
@@ -269,13 +271,14 @@ def _batch(text: int, shard: Shard, numbers: list[int], width: int, deterministi
     """Return cycles of a shard, by their numbers, as a batch; drafts are cut to ``width``."""
     cycles = torch.tensor(numbers, device="cpu")
     place = torch.arange(width + 1, device="cpu")
-    first = shard.token_offsets[cycles, None]
-    drafted = shard.draft_offsets[cycles, None] + place[:-1]
+    first_token = shard.token_offsets[cycles, None]
+    draft_rows = shard.draft_offsets[cycles, None] + place[:-1]
     without_rows = deterministic or not width
     return Batch(
         text=torch.full_like(cycles, text),
         position=shard.position[cycles].long(),
-        draft_token_ids=shard.draft_token_ids[first + place[:-1]].long(),
-        target_probs=_probs(shard.target_log_probs[first + cycles[:, None] + place]),
-        draft_probs=None if without_rows else _probs(shard.draft_log_probs[drafted]),
+        draft_token_ids=shard.draft_token_ids[first_token + place[:-1]].long(),
+        # every cycle before has a target row more than tokens
+        target_probs=_probs(shard.target_log_probs[first_token + cycles[:, None] + place]),
+        draft_probs=None if without_rows else _probs(shard.draft_log_probs[draft_rows]),
     )
