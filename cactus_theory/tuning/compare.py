@@ -136,9 +136,11 @@ def _cell(line: Line, key: str, form: str, sign: str) -> str:
     if not form:  # of a policy in a file, show the file's name without its folder
         return re.sub(r"^.*/(?=[^/]*\.py:)", "", str(value))
     text = format(value, form.rstrip("±"))
-    beside = key == "acceptance" and "tokens_per_call" in line
-    known = form.endswith("±") and not beside and error is not None and math.isfinite(error)
-    return f"{text} {sign}{format(error, form.rstrip('±'))}" if known else text
+    # on a trace lines are compared by tokens per call, and acceptance stands without its error
+    bare = not form.endswith("±") or (key == "acceptance" and "tokens_per_call" in line)
+    if bare or error is None or not math.isfinite(error):
+        return text
+    return f"{text} {sign}{format(error, form.rstrip('±'))}"
 
 
 def compare(
@@ -195,30 +197,32 @@ def compare(
              (("nats", nats), ("acceptance", acceptance), ("regret", regret))
              for level in ([levels] if isinstance(levels, int | float) else levels)]  # fmt: skip
     kind = charged_in(source, divergence, *(held for held, _ in asked))
-    unit = "regret" if kind == REGRET else "nats"
-    asked = asked or [(unit, level) for level in USUAL_NATS]
+    greedy = kind == REGRET
+    asked = asked or [("regret" if greedy else "nats", level) for level in USUAL_NATS]
     if surprise is not None:
         surprise = check.finite("surprise", surprise, -math.inf)
-        if (held := {held for held, _ in asked}) != {"nats"}:
-            raise ValueError(f"surprise: must be given with nats alone; got {', '.join(held)}")
-    usual = [
-        name for name in list_policies() if (class_of(name).unit == REGRET) is (unit != "nats")
-    ]
+        if (quantities := {held for held, _ in asked}) != {"nats"}:
+            got = ", ".join(quantities)
+            raise ValueError(f"surprise: must be given with nats alone; got {got}")
+    usual = [name for name in list_policies() if (class_of(name).unit == REGRET) is greedy]
     chosen = usual if policies is None else list(policies)
     ends = source.ends if isinstance(source, Trace) else ()
     families = [family_of(spec, kind, ends or ("eos",)) for spec in chosen]
-    ways, notes = [("chain", 0)], {"rows": source.texts}
+    ways, notes = [("chain", 0)], {"rows": source.texts}  # rows have no verifier and no K
     if isinstance(source, Trace):
         cuts = sorted({draft_width(source, width) for width in widths})
         ways = [(find_verifier(name).name, width) for name in verifiers for width in cuts]
         notes = {"cycles": len(source), "texts": source.texts}
-    others = [family for family in families if not family.lossless]
-    met = [(family, (None, math.inf)) for family in others if not family.varied]
-    met += [(family, at) for at in asked for family in others if family.varied]
-    table, total = _Table(source, kind, undrafted, surprise), len(ways) * (1 + len(met))
+    # lossless sampling, and policies without a free knob, have one line without a level
+    no_level: tuple[str | None, float] = None, math.inf
+    lossy = [family for family in families if not family.lossless]
+    lines = [(family_of(defaults.POLICY, kind), no_level)]
+    lines += [(family, no_level) for family in lossy if not family.varied]
+    lines += [(family, level) for level in asked for family in lossy if family.varied]
+    table, total = _Table(source, kind, undrafted, surprise), len(ways) * len(lines)
     for verifier, width in ways:
         table.first, table.lossless = {}, None
-        for family, (held, level) in [(family_of(defaults.POLICY, kind), (None, math.inf)), *met]:
+        for family, (held, level) in lines:
             table.add(replace(family, verifier=verifier), width, held, level)
             if family.name == families[0].name:
                 table.first[held, level] = table.made
@@ -236,8 +240,7 @@ def _at(line: Line) -> str:
 
 def _spent(done: Replay | RowMeans, kind: Divergence) -> Estimate:
     """Return the nats per emitted token of a replay, or per row of means over rows."""
-    one = isinstance(done, Replay)
-    return done.divergence_per_token(kind.spec) if one else done.divergence
+    return done.divergence_per_token(kind.spec) if isinstance(done, Replay) else done.divergence
 
 
 def _main(done: Replay | RowMeans) -> Estimate:
@@ -254,6 +257,8 @@ class _Table:
         self.source, self.kind, self.undrafted, self.surprise = source, kind, undrafted, surprise
         self.lines: list[Line] = []
         self.known: dict[Any, Knobs] = {}
+        # replays, or means over rows: of lossless sampling, of the first policy by what is held and
+        # its level, and of the line that is being made (None if its knob is not solved)
         self.lossless: Any = None
         self.first: dict[Any, Any] = {}
         self.made: Any = None
@@ -285,8 +290,9 @@ class _Table:
             self.made = knobs.at(width, level)
             if held and self.made and self.surprise is not None:
                 why = self._too_surprising(family)
-            if held is None:
+            if held is None:  # a fixed policy was run once, at the looseness ``first``
                 self.made = knobs.replays[width].get(family.first)
+                # with "=" the spec itself chose the knob's value
                 if self.made is not None and "=" not in family.name and not family.lossless:
                     why = "has no knob that is free, and its own nats"
             elif self.made is not None:
@@ -303,8 +309,8 @@ class _Table:
         """Return the knobs of a family; knobs and their runs are kept for further lines."""
         key = family.key, width, held, tilt_of(family.base)
         if key not in self.known:
-            own = family, width, self.kind, held or "nats", self.undrafted, self.signed
-            self.known[key] = knobs_of(self.source, *own)
+            options = self.kind, held or "nats", self.undrafted, self.signed
+            self.known[key] = knobs_of(self.source, family, width, *options)
         return self.known[key]
 
     def _too_surprising(self, family: Family) -> str:
@@ -318,6 +324,7 @@ class _Table:
     def _measured(self, verifier: str, policy: Policy, width: int, asked: Any) -> Line:
         """Return the numbers of the line in ``made``; they are None if the knob is not solved."""
         made, line = self.made, dict[str, Any]()
+        # the first policy at this level, or its only line if it has no free knob
         first = self.first.get(asked) or self.first.get((None, math.inf))
         others = self.lossless or made, first
         ratios = [other and made and _main(made) / _main(other) for other in others]
@@ -327,24 +334,25 @@ class _Table:
         line |= valued("acceptance", made and made.acceptance)
         line |= valued("over_lossless", ratios[0]) | valued("over_first", ratios[1])
         line |= {"texts_needed": None} | valued("nats", made and _spent(made, self.kind))
-        own, columns = None, dict[str, Any].fromkeys(OF_ROWS)
+        means, columns = None, dict[str, Any].fromkeys(OF_ROWS)
         if ratios[1]:
-            off = ratios[1].value - 1, ratios[1].standard_error
-            line["texts_needed"] = items_needed(*off, self.source.texts)
+            difference, error = ratios[1].value - 1, ratios[1].standard_error
+            line["texts_needed"] = items_needed(difference, error, self.source.texts)
+        # means over rows need draft rows, and are those of a chain
         if made and verifier == "chain" and self.rows is not None:
-            own = row_means(policy, self.source, self.kind, best=True)
-            values = own.largest, own.share.value, self._pooled_share(own)
+            means = row_means(policy, self.source, self.kind, best=True)
+            values = means.largest, means.share.value, self._pooled_share(means)
             columns = dict(zip(OF_ROWS, values, strict=True))
         for name in SIGNED:
-            line |= valued(name, own and getattr(own, name))
+            line |= valued(name, means and getattr(means, name))
         if isinstance(made, Replay):  # per emitted token, known for every verifier
             for name in self.signed:
                 line |= valued(name, made.divergence_per_token(name))
         return line | columns
 
-    def _pooled_share(self, own: RowMeans) -> float | None:
+    def _pooled_share(self, means: RowMeans) -> float | None:
         """Return the acceptance over the best that one price on all rows reaches for the nats."""
-        spent = max(own.divergence.value, 0.0)
+        spent = max(means.divergence.value, 0.0)
         if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
             return None
         optima = self.optima if spent > 0 else ()
@@ -353,6 +361,6 @@ class _Table:
             near = [pooled_acceptance(*self.rows, divergence=self.kind.spec, delta=spent)]
             self.optima.append(replace(near[0], target=None, acceptance=None, divergence=None))
         above = near[0].mean_acceptance  # concave in nats, so its tangent is an upper bound
-        if off := spent - near[0].mean_divergence:
-            above += near[0].price * off
-        return own.acceptance.value / above
+        if more := spent - near[0].mean_divergence:
+            above += near[0].price * more
+        return means.acceptance.value / above

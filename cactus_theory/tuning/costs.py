@@ -132,7 +132,7 @@ def plain_speed(costs: Costs) -> float:
     return costs.new_tokens / (costs.plain_start + costs.new_tokens * costs.plain)
 
 
-def speed(own: Replay, costs: Costs, family: str) -> Estimate:
+def speed(replay: Replay, costs: Costs, family: str) -> Estimate:
     """Predict tokens per unit of time; the standard error is over the texts of the trace.
 
     Raises
@@ -140,10 +140,12 @@ def speed(own: Replay, costs: Costs, family: str) -> Estimate:
     ValueError
         The verification of the family was not measured.
     """
-    ends = (own.num_draft_tokens,) * 2 if costs.unit == SECONDS else (0, 1)
-    first, second = (costs.call(width, family) for width in ends)
-    numbers = (ratio_of_sums(sums, own.cycles, own.source) for sums in _sums(own))
-    return combined(partial(_speed, costs, first, second - first), *numbers)
+    # measured: the time at K, whatever a round drafts; ratios: linear in the drafted tokens
+    measured = costs.unit == SECONDS
+    first = costs.call(replay.num_draft_tokens if measured else 0, family)
+    slope = 0.0 if measured else costs.call(1, family) - first
+    numbers = (ratio_of_sums(sums, replay.cycles, replay.source) for sums in _sums(replay))
+    return combined(partial(_speed, costs, first, slope), *numbers)
 
 
 def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, k: Any) -> Any:
@@ -151,8 +153,8 @@ def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, 
     call = first + slope * k
     if costs.new_tokens is None:
         return tokens / call
-    over = (squares / tokens - 1) / 2
-    calls = (costs.new_tokens + over) / tokens
+    overshoot = (squares / tokens - 1) / 2
+    calls = (costs.new_tokens + overshoot) / tokens
     return costs.new_tokens / (costs.start + call * calls)
 
 
@@ -160,6 +162,7 @@ def _sums(replay: Replay) -> tuple[PerText, PerText, PerText]:
     """Return by text the sums over calls of X, of X² = Σ (2 i + 1) Pr(X > i), and of K."""
     alone = replay.cycles - replay.drafts  # calls without a draft, of one token each
     last = replay.tokens - alone - replay.reached.sum(0)  # bonus tokens
-    probable = np.concatenate([replay.reached, last[None]])
-    weights = 2 * np.arange(len(probable)) + 1
-    return replay.tokens, alone + (weights[:, None] * probable).sum(0), replay.drafted
+    # (K + 1, T), number of calls with a draft that give more than i tokens
+    exceeding = np.concatenate([replay.reached, last[None]])
+    weights = 2 * np.arange(len(exceeding)) + 1
+    return replay.tokens, alone + (weights[:, None] * exceeding).sum(0), replay.drafted

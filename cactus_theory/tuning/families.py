@@ -139,44 +139,51 @@ def family_of(
     """
     bare = BARE.fullmatch(spec) if isinstance(spec, str) else None
     name, varied, others = bare.groups() if bare else (spec, None, None)
-    word = f"{name}:{others}" if others else name
-    own, given = class_of(word), merged_knobs(word, {}) if isinstance(word, str) else {}
+    word = f"{name}:{others}" if others else name  # the spec without its free knob, or the policy
     if word == defaults.POLICY and kind == REGRET:
         word = defaults.STRICT
-        own, given = class_of(word), merged_knobs(word, {})
-    told = "nats of regret" if kind == REGRET else f"nats of {kind.spec}"
-    check_unit(name if isinstance(name, str) else name.spec, own.unit, kind, told)
+    class_, given = class_of(word), merged_knobs(word, {}) if isinstance(word, str) else {}
+    nats = "nats of regret" if kind == REGRET else f"nats of {kind.spec}"
+    check_unit(name if isinstance(name, str) else name.spec, class_.unit, kind, nats)
     fixed: dict[str, Any] = {}
-    if issubclass(own, Band) and not isinstance(word, Policy):
+    if issubclass(class_, Band) and not isinstance(word, Policy):
         if varied == "price" and not kind.priced:
             rule = "band:price is for divergences with a price, band:delta for the others"
             raise ValueError(f"policy: {rule}; got {kind.spec}")
         if kind.spec != "kl" and "divergence" not in given:  # the band is optimal in the unit asked
             fixed = {"divergence": kind.spec}
-    if (varied := varied or _free(word, own, given, kind)) is None:
+    varied = varied or _free(word, class_, given, kind)
+    if varied is None:
         base = read_policy(word, **fixed).at_ends(ends)
         return Family(base.spec, verifier, base)
-    known = knob_values.of(own)
+    known = knob_values.of(class_)
     check.one_of("knob", varied, tuple(known))
-    scale, whole = _scale(word, own, varied), _whole(varied, known[varied])
-    start = scale[0](scale[2])
-    base = read_policy(word, **fixed, **{varied: round(start) if whole else start}).at_ends(ends)
+    scale, whole = _scale(word, class_, varied), _whole(varied, known[varied])
+    value_at, _, first, _ = scale
+    start = round(value_at(first)) if whole else value_at(first)
+    base = read_policy(word, **fixed, **{varied: start}).at_ends(ends)
     label = parse_spec(word)[0] if isinstance(word, str) else called(base)
-    told = ",".join([f"{label}:{varied}", *(f"{knob}={value}" for knob, value in given.items())])
-    ours = own.__module__.startswith(PACKAGE) and not whole
+    label = ",".join([f"{label}:{varied}", *(f"{knob}={value}" for knob, value in given.items())])
+    # nats of a user's policy may jump or fall, and whole numbers leave gaps
+    ours = class_.__module__.startswith(PACKAGE) and not whole
     trusted = ours and (isinstance(base, Band) or base.declares.continuous)
     trusted = trusted and (varied == "tilt" or not tilt_of(base))  # tilted: nats fall, then rise
-    return Family(told, verifier, base, varied, *scale, whole, trusted)
+    return Family(label, verifier, base, varied, *scale, whole, trusted)
 
 
-def _free(word: Any, own: Any, given: Collection[str], kind: Divergence) -> str | None:
-    """Return the free knob of a spec that names none; None if the knob has a value, or none is."""
-    if isinstance(word, str) and {"price", "delta"} <= {*knob_values.of(own)}:
-        named = {"price", "delta"} & set(given)
-        return None if named else "price" if kind.priced or kind == REGRET else "delta"
-    knob = word.knob if isinstance(word, Policy) else own.knob
-    named = (name for name in knob_values.of(own) if name in KNOBS and name != "tilt")
-    knob = knob or next(named, None)
+def _free(word: Any, class_: Any, given: Collection[str], kind: Divergence) -> str | None:
+    """Return the free knob of a spec that names none; None if the knob has a value, or none is.
+
+    A policy with the knobs ``price`` and ``delta`` takes one of these two.
+    """
+    if isinstance(word, str) and {"price", "delta"} <= {*knob_values.of(class_)}:
+        if {"price", "delta"} & set(given):
+            return None
+        return "price" if kind.priced or kind == REGRET else "delta"
+    knob = word.knob if isinstance(word, Policy) else class_.knob
+    if not knob:
+        scaled = (name for name in knob_values.of(class_) if name in KNOBS and name != "tilt")
+        knob = next(scaled, None)
     return None if knob in given else knob
 
 
@@ -189,27 +196,32 @@ def _whole(name: str, knob: Parameter) -> bool:
     return isinstance(knob.default, int) and not isinstance(knob.default, bool)
 
 
-def _scale(word: Any, own: Any, varied: str) -> Scale:
+def _scale(word: Any, class_: Any, varied: str) -> Scale:
     """Return the scale of a knob: its value from looseness; least, first and largest looseness.
 
     The scale goes from the end of the knob's range at which the policy is lossless (or else accepts
     least) to the other end. A range that is not declared goes from the lossless value, or 0, to
     infinity.
     """
-    if own.__module__.startswith(PACKAGE) and varied in KNOBS:
+    if class_.__module__.startswith(PACKAGE) and varied in KNOBS:
         return KNOBS[varied]
-    default = knob_values.of(own)[varied].default
+    default = knob_values.of(class_)[varied].default
     value = default if isinstance(default, int | float) else 1.0
     policy = word if isinstance(word, Policy) else read_policy(word, **{varied: value})
     claims = policy.declares
     main = varied == policy.knob  # declarations and range are about the main knob only
+    # strict: the lossless value; sign: whether a larger value is looser (1) or stricter (−1)
     strict, sign = (claims.strict, claims.direction) if main else (None, 0)
-    known = getattr(own.source, "knob_range", None) if main and hasattr(own, "source") else None
+    declared = main and hasattr(class_, "source")
+    known = getattr(class_.source, "knob_range", None) if declared else None
     low, high = known or (-math.inf, math.inf)
     if strict is None or not low <= strict <= high:
-        strict = (low if sign >= 0 else high) if known else 0.0 if sign >= 0 else math.inf
-        low = low if known else 0.0
-    sign = sign or (-1 if strict == high or (strict != low and value < strict) else 1)
+        if not known:
+            low, strict = 0.0, 0.0 if sign >= 0 else math.inf
+        else:
+            strict = low if sign >= 0 else high
+    if not sign:  # not declared: away from the lossless value, on the side of the default
+        sign = -1 if strict == high or (strict != low and value < strict) else 1
     loose = high if sign > 0 else low
     if math.isinf(strict):
         return (lambda x: loose - sign / x), NEAR, 1.0, FAR
@@ -235,13 +247,16 @@ def families(
     """
     found, verifiers_of = [], USUAL_GREEDY if kind == REGRET else USUAL
     lossless = next(iter(verifiers_of))  # the first entry, with which all others are compared
-    for spec in list(verifiers_of) if specs is None else [lossless, *specs]:
+    for spec in verifiers_of if specs is None else [lossless, *specs]:
         word, _, verifier = spec.partition("@") if isinstance(spec, str) else (spec, "", "")
         family = family_of(word, kind, ends)
         name = called(family.base)
         policy = "cactus" if "cactus" in name else name  # cactus_exact is verified likewise
-        usual = verifiers_of.get(family.name, verifiers_of.get(policy, USUAL[defaults.POLICY]))
-        names = [find_verifier(verifier).name] if verifier else usual
+        if verifier:
+            names = [find_verifier(verifier).name]
+        else:
+            both = USUAL[defaults.POLICY]
+            names = verifiers_of.get(family.name, verifiers_of.get(policy, both))
         able, refused = followers(family.base, names)
         if not able:
             rule = f"a verifier must be able to follow {family.base.spec}"

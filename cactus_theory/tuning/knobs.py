@@ -107,10 +107,12 @@ class Knobs:
             if (x := self._next(width, level, step)) is None:
                 break
             self._try(x, width)
-        below = [(own, x) for x, own in points.items() if level * (1 - self.step) <= own <= level]
+        # the amount jumps over the level: of the points just below, the one with most
+        least = level * (1 - self.step)
+        below = [(amount, x) for x, amount in points.items() if least <= amount <= level]
         if not below:
             return None
-        self.solved[width] = max(below)[1]
+        _, self.solved[width] = max(below)
         return self.replays[width][self.solved[width]]
 
     def within(self, width: int, level: float) -> Any:
@@ -118,7 +120,7 @@ class Knobs:
         if (found := self.at(width, level)) is None:
             if not self.spent[width] and self.errors:
                 raise next(iter(self.errors.values()))
-            below = [(own, x) for x, own in self.spent[width].items() if own <= level]
+            below = [(amount, x) for x, amount in self.spent[width].items() if amount <= level]
             found = self.replays[width][max(below)[1]] if below else None
         return found
 
@@ -135,25 +137,26 @@ class Knobs:
                 return (
                     f"jumps past {level:g} {unit}, from {low:.4g}{knob(x)} to {high:.4g}{knob(y)}"
                 )
-        most = own[0][1] < level
-        x, end = (max if most else min)(own, key=lambda point: point[1])
-        told = [f"reaches {'at most' if most else 'at least'} {end:.4g} {unit}{knob(x)}", *raised]
-        return ", elsewhere ".join(told)
+        # no two neighbours enclose the level, so all amounts are on one side of it
+        all_below = own[0][1] < level
+        x, end = (max if all_below else min)(own, key=lambda point: point[1])
+        reach = f"reaches {'at most' if all_below else 'at least'} {end:.4g} {unit}{knob(x)}"
+        return ", elsewhere ".join([reach, *raised])
 
     def _try(self, looseness: float, width: int) -> None:
         """Run the policy at a looseness; keep the run and its amount, or its error."""
         self.on_pass()
         self.passes += 1
         try:
-            done = self.run(self.family.policy(looseness), width)
-            spent = {other: self.amount(own) for other, own in done.items()}
+            runs = self.run(self.family.policy(looseness), width)
+            spent = {k: self.amount(run) for k, run in runs.items()}
             if math.isnan(spent[width]):
                 raise ValueError("must spend a number of nats; got NaN")
         except Exception as error:  # a user's rule may raise anything
             self.errors[looseness] = error
             return
-        for other, own in done.items():
-            self.replays[other][looseness], self.spent[other][looseness] = own, spent[other]
+        for k, run in runs.items():
+            self.replays[k][looseness], self.spent[k][looseness] = run, spent[k]
 
     def _next(self, width: int, level: float, step: int) -> float | None:
         """Return the looseness to try next; None if no value is left to try.
@@ -164,24 +167,25 @@ class Knobs:
         """
         family, points = self.family, sorted(self.spent[width].items())
         tried = {*self.spent[width], *self.errors}
-        if not points and not tried:
+        if not points and not tried:  # start where the knob was solved at the largest K so far
             return self.solved.get(max(self.solved, default=0), family.first)
         above = ((low, high) for low, high in pairwise(points) if level < low[1])
         flat = [(low[0], high[0]) for low, high in above if abs(high[1] - low[1]) <= FLAT * low[1]]
         for low, high in pairwise(points):
             if (low[1] - level) * (high[1] - level) < 0 and self._wide(low[0], high[0]):
                 return _between(low, high, level if step % HALVING else None)
-        sides = {own > level for _, own in points}
-        if len(sides) == 1 and family.least < family.most:
-            up = not sides.pop()
+        above = {amount > level for _, amount in points}
+        if len(above) == 1 and family.least < family.most:  # all amounts are on one side
+            up = not above.pop()  # whether x has to grow
+            nearest, _ = points[-1 if up else 0]
             x = _beyond(points[-2:] if up else points[:2], level)
-            near, x = points[-1 if up else 0][0], min(max(x, family.least), family.most)
-            if not up and flat and flat[0][0] == near:
+            x = min(max(x, family.least), family.most)
+            if not up and flat and flat[0][0] == nearest:  # steps along a plateau change nothing
                 x = family.least
-            wrong = [other for other in self.errors if (other > near) == up]
+            wrong = [other for other in self.errors if (other > nearest) == up]
             if wrong:  # between the last value that can be run and the first that cannot
-                x = math.sqrt(near * (min if up else max)(wrong))
-            if x not in tried and self._wide(*sorted((x, near))):
+                x = math.sqrt(nearest * (min if up else max)(wrong))
+            if x not in tried and self._wide(*sorted((x, nearest))):
                 return x
         if family.trusted:
             return None
@@ -191,8 +195,9 @@ class Knobs:
 
     def _wide(self, low: float, high: float) -> bool:
         """Return whether the knob may have a value between those at two loosenesses."""
-        ends = self.family.value(low), self.family.value(high)
-        return high / low > 1 + NARROW and abs(ends[1] - ends[0]) > float(self.family.whole)
+        first, last = self.family.value(low), self.family.value(high)
+        least = 1.0 if self.family.whole else 0.0  # no whole number is between neighbours
+        return high / low > 1 + NARROW and abs(last - first) > least
 
 
 def _grid(family: Family) -> Iterator[float]:
@@ -247,43 +252,49 @@ def within_surprise(
     tilt that comes nearest to ``most`` from below, or the least surprise if no tilt suffices.
     During this search nats are solved roughly (ROUGH); the caller solves them to the tolerance.
     """
+    # by tilt: the surprise above ``most`` (∞ if the level is not reached), and what is returned
     tried: dict[float, tuple[float, Family, Knobs]] = {}
 
-    def over(tilt: float) -> float:
+    def excess(tilt: float) -> float:
         if tilt not in tried:
             near = min(tried, key=lambda other: abs(other - tilt), default=None)
             first = family.first if near is None else tried[near][2].solved.get(width, family.first)
-            own = family.tilted(tilt, first)
-            made = knobs(own)
-            exactly, made.tolerance = made.tolerance, ROUGH
-            found = made.at(width, level)
-            made.tolerance = exactly
-            tried[tilt] = math.inf if found is None else surprise_of(found) - most, own, made
+            tilted = family.tilted(tilt, first)
+            solver = knobs(tilted)
+            exactly, solver.tolerance = solver.tolerance, ROUGH
+            found = solver.at(width, level)
+            solver.tolerance = exactly
+            above = math.inf if found is None else surprise_of(found) - most
+            tried[tilt] = above, tilted, solver
         return tried[tilt][0]
 
-    at_none = over(0.0)
-    if at_none <= CLOSE_SURPRISE or not family.tiltable or not family.varied:
+    without = excess(0.0)
+    if without <= CLOSE_SURPRISE or not family.tiltable or not family.varied:
         return tried[0.0][1:]
-    low, tilt, step = (0.0, at_none), start or FIRST_TILT, FARTHER
-    while (high := (tilt, over(tilt)))[1] > 0:
+    # points (tilt, excess): ``low`` has too much surprise, ``high`` little enough
+    low, tilt, step = (0.0, without), start or FIRST_TILT, FARTHER
+    while (high := (tilt, excess(tilt)))[1] > 0:
         if high[1] < math.inf:
             low = high
         else:  # the tilt alone spends more than the level, so the next tilt must be smaller
             step = math.sqrt(step)
         if step < LEAST_STEP or tilt > MOST_TILT:
-            return min(tried.values(), key=lambda own: own[0])[1:]
+            return min(tried.values(), key=lambda entry: entry[0])[1:]
+        # from the largest tilt known to be too small; if there is none, far below the last tilt
         tilt = (low[0] or tilt / FARTHER**2) * step
-    kept = 0
+    same_end = 0  # steps in a row that replaced ``low`` (> 0) or ``high`` (< 0)
     while high[1] < -CLOSE_SURPRISE and high[0] - low[0] > CLOSE_TILT * high[0]:
         tilt = (low[0] * high[1] - high[0] * low[1]) / (high[1] - low[1])
-        found = tilt, over(tilt)
-        if found[1] > 0:
-            low, high = found, (high[0], high[1] / (2 if kept > 0 else 1))
-            kept = max(kept, 0) + 1
+        point = tilt, excess(tilt)
+        # Illinois: at the second such step the value at the end that stays is halved
+        if point[1] > 0:
+            low, high = point, (high[0], high[1] / (2 if same_end > 0 else 1))
+            same_end = max(same_end, 0) + 1
         else:
-            low, high = (low[0], low[1] / (2 if kept < 0 else 1)), found
-            kept = min(kept, 0) - 1
-    return min((own for own in tried.values() if own[0] <= 0), key=lambda own: -own[0])[1:]
+            low, high = (low[0], low[1] / (2 if same_end < 0 else 1)), point
+            same_end = min(same_end, 0) - 1
+    enough = (entry for entry in tried.values() if entry[0] <= 0)
+    return max(enough, key=lambda entry: entry[0])[1:]
 
 
 def surprise_of(done: Any) -> float:
@@ -316,8 +327,9 @@ def trace_knobs(
     shared = shares_rows(family.base, family.verifier)
 
     def run(policy: Policy, width: int) -> dict[int, Any]:
-        own = policy, family.verifier, widths if shared else [width], (divergence, *signed)
-        return replay_widths(trace, *own, undrafted=undrafted)
+        together = widths if shared else [width]
+        metered = divergence, *signed
+        return replay_widths(trace, policy, family.verifier, together, metered, undrafted=undrafted)
 
     amount = options.pop("amount", lambda own: own.divergence_per_token(divergence.spec).value)
     options["step"] = STEP if divergence == REGRET else 0.0

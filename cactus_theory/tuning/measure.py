@@ -92,7 +92,8 @@ def measure_costs(
     """
     whole_number("batch", prompts.batch, 1)
     widths = _widths(settings)
-    plain = "", replace(settings[0][1], policy=None)
+    _, first = settings[0]
+    plain = "", replace(first, policy=None)  # decoding without a draft, of no family
     kinds = [plain, *settings]
     times: dict[Kind, list[Timed]] = {kind: [] for kind in kinds}
     total = (repeats + 1) * len(kinds)
@@ -100,7 +101,8 @@ def measure_costs(
         order = random.Random(f"{prompts.seed} {repeat}").sample(kinds, len(kinds))
         for number, kind in enumerate(order):
             rounds: list[Round] = []
-            result = _decoded(target_model, draft_model, prompts, kind[1], repeat, rounds)
+            _, setting = kind
+            result = _decoded(target_model, draft_model, prompts, setting, repeat, rounds)
             if repeat:  # the first decode at a setting also allocates memory, so it is not timed
                 times[kind].append(split(result, rounds))
             if on_decode is not None:
@@ -144,10 +146,10 @@ def _widths(settings: Sequence[Kind]) -> tuple[int, ...]:
     """Return the rising K of every family; ValueError if they differ between families."""
     if not settings:
         raise ValueError("settings: must hold at least one; got none")
-    different = {
-        tuple(sorted({own.num_draft_tokens for key, own in settings if key == family}))
-        for family, _ in settings
-    }
+    by_family: dict[str, set[int]] = {}
+    for family, setting in settings:
+        by_family.setdefault(family, set()).add(setting.num_draft_tokens)
+    different = {tuple(sorted(widths)) for widths in by_family.values()}
     if len(different) > 1:
         raise ValueError(f"settings: every family must be at the same K; got {different}")
     return different.pop()
@@ -182,6 +184,7 @@ def split(result: GenerationResult, rounds: Sequence[Round]) -> Timed:
     call = {
         name: sum(getattr(seconds, name) for _, seconds in later) / calls for name in DECODING_PARTS
     }
-    total = sum(counts.num_calls for counts, _ in rounds) * sum(call.values())
-    start = max(result.seconds.total - total, 0.0) / batch
-    return Timed(call, start, result.num_tokens / batch)
+    # as if the first round took as long as the others; the rest of the time is the start
+    usual = sum(counts.num_calls for counts, _ in rounds) * sum(call.values())
+    start = max(result.seconds.total - usual, 0.0) / batch
+    return Timed(call, start, new_tokens=result.num_tokens / batch)

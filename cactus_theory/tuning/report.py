@@ -82,9 +82,11 @@ def notes(tuned: Tuned) -> list[str]:
     """Return warnings, and notes on how much single texts spend."""
     lines, best = [*over(tuned), *_warnings(tuned)], tuned.best
     if best is not None and not best.family.lossless:
-        some = best.replay.tokens > 0  # a text may have no rounds
-        spent = best.replay.spent[tuned.divergence][some] / best.replay.tokens[some]
-        longer = warning_of_longer_answers(*valued("", tuned.ends).values())
+        has_rounds = best.replay.tokens > 0
+        total = best.replay.spent[tuned.divergence][has_rounds]
+        spent = total / best.replay.tokens[has_rounds]
+        ratio, error = valued("end_ratio", tuned.ends).values()
+        longer = warning_of_longer_answers(ratio, error)
         lines.append(
             f"That is a mean: {share((spent > tuned.level).mean())} of the texts lie above "
             f"{tuned.level:g}, one in ten above {np.quantile(spent, UPPER):.3g}, the worst at "
@@ -107,17 +109,18 @@ def over(tuned: Tuned) -> list[str]:
 
 def _warnings(tuned: Tuned) -> Iterator[str]:
     """Yield warnings of knobs uncertain because of few texts, and of calls timed wrongly."""
-    tried = (own for own in tuned.choices if own.family.least < own.family.most)
-    if (knobs := next(tried, None)) is not None:
-        spent, texts = knobs.replay.divergence_per_token(tuned.divergence), len(knobs.replay.cycles)
+    solved = (choice for choice in tuned.choices if choice.family.least < choice.family.most)
+    if (fastest := next(solved, None)) is not None:  # the fastest with a knob that was solved
+        replay = fastest.replay
+        spent, texts = replay.divergence_per_token(tuned.divergence), len(replay.cycles)
         if spent.standard_error > UNCERTAIN * spent.value:
             yield (
                 f"Warning: knobs are uncertain: the divergence a token of all {texts} texts is "
-                f"known to {spent.standard_error / spent.value:.0%} ({knobs.replay}). Log more "
+                f"known to {spent.standard_error / spent.value:.0%} ({replay}). Log more "
                 "rounds (--cycles)."
             )
     costs = tuned.costs
-    calls = (costs.call(own.replay.num_draft_tokens, own.family.key) for own in tuned.choices)
+    calls = (costs.call(c.replay.num_draft_tokens, c.family.key) for c in tuned.choices)
     if (least := min(calls) / costs.plain) < LEAST_CALL:
         yield (
             f"Warning: a call was timed at {least:.2f} of the step of plain decoding that it "
@@ -183,34 +186,37 @@ def save_tuned(tuned: Tuned, path: str | Path) -> None:
 
 def _line(choice: Choice, tuned: Tuned) -> dict[str, Any]:
     """Return the numbers of a setting for JSON."""
-    meter = choice.reported.divergence_per_token(tuned.divergence)
-    return {
+    reported = choice.reported
+    line: dict[str, Any] = {
         "family": choice.family.name,
         **choice.replay.names,
         **valued("speed", choice.speed),
         "speed_chosen_by": choice.chosen_by.value,
         "over_plain": choice.speed.value / tuned.plain,
-        **valued("tokens_per_call", choice.reported.tokens_per_call),
-        **valued("divergence_per_token", meter),
-        **{f"{name}_per_token{error}": value for name in SIGNED if name in choice.reported.spent
-           for error, value in valued("", choice.reported.divergence_per_token(name)).items()},
-    }  # fmt: skip
+        **valued("tokens_per_call", reported.tokens_per_call),
+        **valued("divergence_per_token", reported.divergence_per_token(tuned.divergence)),
+    }
+    for name in SIGNED:
+        if name in reported.spent:
+            line |= valued(f"{name}_per_token", reported.divergence_per_token(name))
+    return line
 
 
 def _cells(choice: Choice, tuned: Tuned) -> list[str]:
     """Return the cells of a setting's line in the table."""
     meter = choice.reported.divergence_per_token(tuned.divergence)
-    calls = choice.reported.tokens_per_call
+    tokens = choice.reported.tokens_per_call
     lossless = choice.family.lossless
-    return [
+    cells = [
         *map(str, choice.replay.names.values()),
         _both(choice.speed),
         f"{choice.speed.value / tuned.plain:.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
-        f"{calls.value:.3f} ±{_error(calls.standard_error, 3)}",
-        *[f"{choice.reported.divergence_per_token(name).value:+.3f}"
-          for name in ("surprise",) if name in choice.reported.spent],
-    ]  # fmt: skip
+        f"{tokens.value:.3f} ±{_error(tokens.standard_error, 3)}",
+    ]
+    if "surprise" in choice.reported.spent:
+        cells.append(f"{choice.reported.divergence_per_token('surprise').value:+.3f}")
+    return cells
 
 
 def _unit(tuned: Tuned) -> str:

@@ -193,21 +193,20 @@ def tune(
     widths = _widths(trace, widths)
     candidates = families(kind, policies, trace.ends)
     halves = Halves.of(trace.texts, whole_number("seed", seed, 0))
-    held = level, None if surprise is None else finite("surprise", surprise, -math.inf)
-    found = _solved(trace, candidates, widths, held, (kind, undrafted), on_step)
-    solved, over, surprised = found
+    limits = level, None if surprise is None else finite("surprise", surprise, -math.inf)
+    metered = kind, undrafted
+    solved, over, surprised = _solved(trace, candidates, widths, limits, metered, on_step)
     costs = costs if isinstance(costs, Costs) else costs(_settings(solved))
     choices = []
     for family, replay in solved:
-        parts = [replay.part(half) for half in halves]
-        speeds = (speed(part, costs, family.key) for part in parts)
-        choices.append(Choice(family, replay, parts[1], *speeds))
+        chosen_by, reported = (replay.part(half) for half in halves)
+        by_half = (speed(part, costs, family.key) for part in (chosen_by, reported))
+        choices.append(Choice(family, replay, reported, *by_half))
     choices.sort(key=lambda choice: -choice.chosen_by.value)
     tried = {"families": [family.key for family in candidates], "widths": widths}
     about = _about(trace) | {"tried": tried, "halves": {"seed": seed}, "undrafted": undrafted}
-    priced = costs, plain_speed(costs), tuple(choices)
-    bounds = over, surprise, surprised
-    tuned = Tuned(level, kind.spec, *priced, halves, *bounds, about)
+    speeds = costs, plain_speed(costs), tuple(choices)
+    tuned = Tuned(level, kind.spec, *speeds, halves, over, surprise, surprised, source=about)
     if (best := tuned.best) is None or best.family.lossless or not has_end_ratio(trace):
         return tuned
     return replace(tuned, ends=end_ratio(trace, best.replay.policy))
@@ -226,35 +225,37 @@ def _solved(
     trace: Trace,
     candidates: Sequence[Family],
     widths: Sequence[int],
-    held: tuple[float, float | None],
+    limits: tuple[float, float | None],
     metered: tuple[Divergence, str],
     on_step: OnStep,
 ) -> tuple[list[tuple[Family, Replay]], dict[str, float], dict[str, float]]:
     """Return each family at each K, with its knob solved, if divergence and surprise allow it.
 
-    Also returned, by policy: the least divergence of a policy whose divergence is above the budget
-    at every K, and the least surprise of a policy that has settings within the budget, but none
-    within the limit on surprise.
+    ``limits`` are those on divergence and on surprise. Also returned, by policy: the least
+    divergence of a policy whose divergence is above the budget at every K, and the least surprise
+    of a policy that has settings within the budget, but none within the limit on surprise.
     """
+    level, most_surprise = limits
     solved, total = [], len(candidates) * len(widths)
     spent, surprised = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     for number, family in enumerate(candidates):
         step = partial(on_step, f"solving knobs, {family.key}")
-        search = _Search(trace, family, widths, metered, held[1])
+        search = _Search(trace, family, widths, metered, most_surprise)
         for place, width in enumerate(widths):
             search.on_pass = partial(step, number * len(widths) + place, total)
-            own, replay = search.within(width, held[0])
+            tilted, replay = search.within(width, level)
             spent[family.name] += search.spent
             if replay is None:
                 continue
-            if held[1] is not None and (found := surprise_of(replay)) > held[1] + CLOSE_SURPRISE:
-                surprised[family.name].append(found)
+            surprise = -math.inf if most_surprise is None else surprise_of(replay)
+            if most_surprise is not None and surprise > most_surprise + CLOSE_SURPRISE:
+                surprised[family.name].append(surprise)
             else:
-                solved.append((own, replay))
+                solved.append((tilted, replay))
     on_step("solving knobs", total, total)
     within = {family.name for family, _ in solved}
     beyond = {name: min(found) for name, found in surprised.items() if name not in within}
-    over = {name: min(own) for name, own in spent.items() if name not in within | {*beyond}}
+    over = {name: min(found) for name, found in spent.items() if name not in within | {*beyond}}
     return solved, over, beyond
 
 
@@ -263,22 +264,23 @@ class _Search:
 
     def __init__(
         self, trace: Trace, family: Family, widths: Sequence[int], metered: tuple[Divergence, str],
-        most: float | None,
+        most_surprise: float | None,
     ) -> None:  # fmt: skip
-        self.given, self.family, self.most = (trace, widths, metered), family, most
+        self.given, self.family, self.most = (trace, widths, metered), family, most_surprise
         self.known: dict[float, Knobs] = {}
         self.tilt, self.on_pass, self.spent = 0.0, lambda: None, list[float]()
 
     def within(self, width: int, level: float) -> tuple[Family, Replay | None]:
         """Return the family at the least tilt that keeps the limit on surprise, and its replay."""
-        own, knobs = self.family, self.knobs(self.family)
-        if self.most is not None and own.varied:
-            given = width, level, self.most, self.tilt
-            own, knobs = within_surprise(self.family, self.knobs, *given)
-            self.tilt = tilt_of(own.base)
-        found = knobs.within(width, level)
+        tilted, knobs = self.family, self.knobs(self.family)
+        if self.most is not None and tilted.varied:
+            tilted, knobs = within_surprise(
+                self.family, self.knobs, width, level, self.most, start=self.tilt
+            )
+            self.tilt = tilt_of(tilted.base)
+        replay = knobs.within(width, level)
         self.spent = [*knobs.spent[width].values()]
-        return replace(own, name=self.family.name), found
+        return replace(tilted, name=self.family.name), replay
 
     def knobs(self, family: Family) -> Knobs:
         """Return the solver of the family's knob at the family's tilt; it is kept for further K."""
@@ -301,9 +303,9 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:
     settings = []
     for key, replays in by_width.items():
         for width in timed:
-            near = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
-            law = near.temperature, near.cuts
-            settings.append((key, Setting(near.policy, width, near.verifier, *law)))
+            nearest = replays[min(replays, key=lambda other: abs(other - width))]  # noqa: B023
+            law = nearest.temperature, nearest.cuts
+            settings.append((key, Setting(nearest.policy, width, nearest.verifier, *law)))
     return settings
 
 
