@@ -113,14 +113,17 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     try:
         best, about = content["recommended"], content["source"]
         temperature = _amount(path, "temperature", about.get("temperature", 1.0))
-        choice = {"policy": None, "num_draft_tokens": 0, "verifier": None}
-        choice = choice if best is None else _choice(path, best, trust_code)
+        if best is None:  # plain decoding was faster
+            choice = {"policy": None, "num_draft_tokens": 0, "verifier": None}
+        else:
+            choice = _choice(path, best, trust_code)
         weights = {name: str(about[name]) for name in WEIGHTS if name in about}
         level, divergence = _amount(path, "level", content["level"]), str(content["divergence"])
-        if (floor := about.get("noise_floor")) and floor["divergence"] != divergence:
-            floor = None
-        if floor is not None:
-            floor = _amount(path, "noise_floor", floor["per_token"])
+        measured, floor = about.get("noise_floor"), None
+        if measured and measured["divergence"] != divergence:
+            measured = None  # in another unit than the level
+        if measured is not None:
+            floor = _amount(path, "noise_floor", measured["per_token"])
         cuts = Cuts.of(about) or WHOLE
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: must hold what was recommended; got {error!r:.200}") from None
@@ -139,6 +142,7 @@ def _amount(path: Path, name: str, value: Any) -> float:
 
 
 def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> dict[str, Any]:
+    """Return policy, K and verifier of a recommended setting, checked; ValueError for bad ones."""
     policy = policy_of_data(best["policy"], path, trust_code=trust_code)
     try:
         verifier = (find_verifier if trust_code else registered_verifier)(best["verifier"])

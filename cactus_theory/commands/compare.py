@@ -80,10 +80,10 @@ def run(args: argparse.Namespace) -> int:
         notes = "".join(f"% {name}: {value}\n" for name, value in made.items())
         write_whole(args.latex, f"{notes}{found.latex()}".encode())
     if args.plot:
-        line = None
+        frontier = None
         if isinstance(rows, SavedRows) and kind.additive and kind.priced:
-            line = shown_frontier(rows.target_probs, rows.draft_probs, kind.spec)
-        save_comparison(args.plot, found, line, args.width)
+            frontier = shown_frontier(rows.target_probs, rows.draft_probs, kind.spec)
+        save_comparison(args.plot, found, frontier, args.width)
     if args.json:
         print_json(found.notes | {"provenance": made, "solved": found.solved, "lines": found.lines})
     else:

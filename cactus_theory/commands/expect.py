@@ -115,7 +115,7 @@ def run(args: Namespace) -> int:
         pair, _, ids = opened(args, drawn=True)
         given = {name: getattr(args, name) for name in ("temperature", "max_new_tokens")}
         if seen is not None and heat != 0:
-            given |= dict.fromkeys(("top_k", "top_p"), cuts)
+            given |= dict.fromkeys(("top_k", "top_p"), cuts)  # only None means not given
             check_followed(pair.target, given, args.ignored)
         sizes = args.cycles, args.max_new_tokens, args.seed
         record = decoded_record(pair, ids, setting, seen, args.draft_mode, *sizes)
@@ -132,11 +132,11 @@ def check_asked(args: Namespace) -> None:
     """Raise ValueError, before any work, for flags that are wrong or contradict each other."""
     if args.trace:
         refuse(args, OF_MODELS, "must not be given with --trace")
-        own = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
-        refuse(args, own, "a trace has its own", seed=defaults.SEED)
+        of_decode = "draft_mode", "temperature", "max_new_tokens", "cycles", "seed"
+        refuse(args, of_decode, "a trace has its own", seed=defaults.SEED)
     if not has_models(args) and not args.trace:
         raise ValueError("--trace, or --target, --draft and --prompts: must be given; got none")
-    counted = [own for name in COUNTED if (own := getattr(args, name)) is not None]
+    counted = [name for name in COUNTED if getattr(args, name) is not None]
     if len(counted) > 1 or len(args.metrics or ()) > 2:
         raise ValueError(
             "--observed, --metrics, --records: at most one may be given, --metrics with one or two "
@@ -159,8 +159,8 @@ def check_asked(args: Namespace) -> None:
                 "greedy (vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); "
                 "got none"
             )
-        unlike = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
-        if unlike and args.draft_top_k is args.draft_top_p is None:
+        matters = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
+        if matters and args.draft_top_k is None and args.draft_top_p is None:
             raise ValueError(
                 f"--draft-top-k, --draft-top-p: {SAID} engines differ in whether they cut "
                 "the draft's, too (vLLM V1 does not); got none"
@@ -194,8 +194,7 @@ def check_followed(target: Any, given: Line, ignored: Sequence[str]) -> None:
 
     Engines such as vLLM follow this file by default, so their law would differ from ours.
     """
-    own = target.generation_config.to_diff_dict()
-    for name, value in own.items():
+    for name, value in target.generation_config.to_diff_dict().items():
         if name in NO_LAW | {*ignored} or name.startswith(("_", "output_", "return_")):
             continue
         if value is False or value in (None, NEUTRAL.get(name)) or given.get(name) is not None:
@@ -245,14 +244,15 @@ def record_of(trace: Trace, setting: Setting, seen: Observation | None) -> Line:
     return record
 
 
-def _numbers(trace: Trace, setting: Setting, own: Expectation) -> Line:
+def _numbers(trace: Trace, setting: Setting, healthy: Expectation) -> Line:
     """Return the setting, the numbers over all positions, and a line for each position."""
-    width = len(own.accepted)
+    width = len(healthy.accepted)
+    # all in one list, as their intervals hold together
     names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
-    means = [own.tokens_per_call, *own.accepted, *own.if_reached]
+    means = [healthy.tokens_per_call, *healthy.accepted, *healthy.if_reached]
     tokens, *spans = (
         {name: mean.value, f"{name}_low": low, f"{name}_high": high}
-        for name, mean, (low, high) in zip(names, means, own.intervals(means), strict=True)
+        for name, mean, (low, high) in zip(names, means, healthy.intervals(means), strict=True)
     )
     return {
         "policy": setting.policy.at_ends(trace.ends).spec,
@@ -261,9 +261,9 @@ def _numbers(trace: Trace, setting: Setting, own: Expectation) -> Line:
         "temperature": trace.header.temperature,
         "cuts": str(trace.header.cuts or "cuts unknown"),
         "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
-        "rounds": int(own.rounds),
-        "texts": own.texts,
-        "errors_of_these_prompts": bool(own.strata.any()),
+        "rounds": int(healthy.rounds),
+        "texts": healthy.texts,
+        "errors_of_these_prompts": bool(healthy.strata.any()),
         **tokens,
         "positions": [
             {"position": place + 1} | spans[place] | spans[width + place] for place in range(width)

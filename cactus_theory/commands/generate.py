@@ -113,17 +113,19 @@ def run(args: argparse.Namespace) -> int:
     if tuned.plain and drafted:
         fastest = f"plain decoding was the fastest in {args.tuned}: nothing is drafted"
         print(f"cactus-theory generate: {fastest}", file=sys.stderr)
-    soft = options.relaxes_greedy
-    if drafted and not (options.temperature or soft or named in (None, defaults.POLICY)):
+    lossy = named not in (None, defaults.POLICY)
+    if drafted and lossy and not options.temperature and not options.relaxes_greedy:
         exact = f"{named} relaxes nothing at temperature 0, unless it leaves the target's tokens"
         print(f"cactus-theory generate: {exact}; regret:price=20 does", file=sys.stderr)
+        # the decode would say the same again
         warnings.filterwarnings("ignore", "policy: .* relaxes nothing at temperature 0")
     if warning := tuned.below_floor:
         print(f"cactus-theory generate: {warning}", file=sys.stderr)
     options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
     drafter: Any = tuned.drafter(pair.draft)
-    drafter = Siblings(drafter, args.siblings) if args.siblings else drafter
+    if args.siblings:
+        drafter = Siblings(drafter, args.siblings)
     if args.prompts:
         return _answers(pair, drafter, prompts, ids, options, args.cap)
     chat = rendering(args).chat  # then only the answer is printed, without the prompt
@@ -199,6 +201,7 @@ def _check_tuned(
 def _decoded(
     pair: Any, drafter: Any, prompt_ids: Sequence[int], options: Any, cap: float | None
 ) -> dict[str, Any]:
+    """Decode one prompt; return the answer with its counts and, under a cap, its event bounds."""
     import torch
 
     from cactus_theory.answer_bounds import EventBounds
@@ -207,14 +210,15 @@ def _decoded(
 
     ids = torch.tensor([prompt_ids], device=pair.target.device)
     result, plain = decode(pair.target, drafter, ids, options), drafter is None
+    new = result.output_token_ids[0].tolist()
     answer = {
         "policy": "plain" if plain else options.policies[0].spec,
         "verifier": None if plain else options.parsed_verifier.spec,
-        "text": completion(pair.tokenizer, prompt_ids, new := result.output_token_ids[0].tolist()),
+        "text": completion(pair.tokenizer, prompt_ids, new),
         "prompt_token_ids": list(prompt_ids),
         "token_ids": new,
     } | result.statistics()
-    if cap is not None and not options.relaxes_greedy:
+    if cap is not None and not options.relaxes_greedy:  # only a cap on KL bounds events
         bounds = EventBounds(0.9, per_token=cap, tokens=options.max_new_tokens)
         answer["event_bounds"] = bounds.sentence
     return answer
@@ -235,14 +239,14 @@ def _answers(
     from cactus_theory.decoding.prepare import opened_texts
 
     models = {"target_model": pair.target} | ({} if drafter is None else drafter.check(pair.target))
-    for prompt, row in zip(prompts, ids, strict=True):
+    for prompt, prompt_ids in zip(prompts, ids, strict=True):  # all before the first is decoded
         try:
-            opened_texts(models, torch.tensor([row], device="cpu"), options)
+            opened_texts(models, torch.tensor([prompt_ids], device="cpu"), options)
         except ValueError as error:
             raise ValueError(f"{prompt.place}: {error}") from error
-    for number, (prompt, row) in enumerate(zip(prompts, ids, strict=True)):
-        own = replace(options, seed=options.seed + number)
+    for number, (prompt, prompt_ids) in enumerate(zip(prompts, ids, strict=True)):
+        seeded = replace(options, seed=options.seed + number)
         asked = {"prompt": prompt.text, "columns": dict(prompt.columns)}
-        print_json(asked | _decoded(pair, drafter, row, own, cap))
+        print_json(asked | _decoded(pair, drafter, prompt_ids, seeded, cap))
         sys.stdout.flush()
     return 0

@@ -51,6 +51,7 @@ def rows(args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     if not args.logits:
         refuse(args, OF_LOGITS, "must be given with --logits")
     cut = any(getattr(args, name) is not None for name in OF_LOGITS)
+    # with a temperature or a cut, the logits become rows below
     read = partial(load_rows, logits=args.logits and not cut, normalise=args.normalise)
     target, draft = map(read, pair_of(args.target, args.draft))
     if cut:

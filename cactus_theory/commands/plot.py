@@ -52,42 +52,47 @@ MARKERS = "osD^vP*X"
 WIDTHS = {"page": 7.2, "column": 3.4}
 
 
-def save_comparison(path: str, found: Any, line: Any, width: str) -> None:
+def save_comparison(path: str, found: Any, frontier: Any, width: str) -> None:
     """Plot speed against nats for each policy of a comparison, with the pooled optimum.
 
     Parameters
     ----------
     path : file to write; the suffix gives the format.
     found : a :class:`cactus_theory.tuning.compare.Comparison`.
-    line : the pooled frontier of the rows; None for a trace, as there is no frontier of tokens per
-        target call.
+    frontier : the pooled frontier of the rows; None for a trace, as there is no frontier of tokens
+        per target call.
     width : name of a width, a key of WIDTHS.
     """
     import matplotlib
     import numpy as np
     from matplotlib.figure import Figure
 
+    # points (nats, speed over lossless, its standard error) by name
     curves: dict[str, list[tuple[float, float, float]]] = {}
-    first, start = found.lines[0], (0.0, 1.0, 0.0)
-    traced = "tokens_per_call" in first
-    many = len({(own.get("verifier"), own.get("num_draft_tokens")) for own in found.lines}) > 1
-    for own in found.lines:
-        if own["nats"] is not None and own["nats"] < math.inf and own["policy"] != first["policy"]:
-            name = short(own["policy"], own["knob"])
-            name += f", {own['verifier']}, K = {own['num_draft_tokens']}" if many else ""
-            points = curves.setdefault(name, [start] if own["held"] else [])
-            points.append((own["nats"], own["over_lossless"], own["over_lossless_se"]))
+    lossless, start = found.lines[0], (0.0, 1.0, 0.0)
+    traced = "tokens_per_call" in lossless
+    ways = {(line.get("verifier"), line.get("num_draft_tokens")) for line in found.lines}
+    for line in found.lines:
+        nats, policy = line["nats"], line["policy"]
+        if nats is not None and nats < math.inf and policy != lossless["policy"]:
+            name = short(policy, line["knob"])
+            if len(ways) > 1:
+                name += f", {line['verifier']}, K = {line['num_draft_tokens']}"
+            # a curve of solved knobs begins at lossless sampling; a fixed policy is one point
+            points = curves.setdefault(name, [start] if line["held"] else [])
+            points.append((nats, line["over_lossless"], line["over_lossless_se"]))
     with matplotlib.rc_context(settings()):
         figure = Figure(figsize=(WIDTHS[width], 3.2), layout="constrained")
         axes = figure.subplots()
-        if line is not None:
-            most = max((spent for own in curves.values() for spent, _, _ in own), default=0.0)
-            shown = np.asarray(line.delta) <= BEYOND * most
-            optimum = np.asarray(line.acceptance)[shown] / first["acceptance"]
+        if frontier is not None:
+            most = max((spent for points in curves.values() for spent, _, _ in points), default=0.0)
+            shown = np.asarray(frontier.delta) <= BEYOND * most
+            optimum = np.asarray(frontier.acceptance)[shown] / lossless["acceptance"]
             options: Any = {"color": COLOUR["draft"], "lw": 3, "label": "optimum over all rows"}
-            axes.plot(np.asarray(line.delta)[shown], optimum, **options)
+            axes.plot(np.asarray(frontier.delta)[shown], optimum, **options)
         for number, (name, points) in enumerate(curves.items()):
             spent, ratio, error = zip(*sorted(points), strict=True)
+            # the last colour is that of lossless sampling
             colour = OPTIMUM if name == "band" else COLOURS[number % (len(COLOURS) - 1)]
             options = {"marker": MARKERS[number % len(MARKERS)], "color": colour, "label": name}
             bars = None if np.isnan(error).any() else error
@@ -105,7 +110,7 @@ def short(policy: str, knob: float | None) -> str:
     """Return a policy's name for a legend, without its folder and the knob that was solved."""
     name = re.sub(r"^.*?([^/]*)\.py:", "", policy)
     head, _, knobs = name.partition(":")
-    others = [own for own in knobs.split(",") if own and own.partition("=")[2] != str(knob)]
+    others = [each for each in knobs.split(",") if each and each.partition("=")[2] != str(knob)]
     return " ".join([head, *others])
 
 

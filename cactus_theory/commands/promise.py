@@ -61,9 +61,11 @@ def run(args: argparse.Namespace) -> int:
         record = confidence_bound(charged, first.nats)
         averages = [EventBounds(rate, cap=record.bound) for rate in args.rate]
     last = first.tokens or first.lossless + 1
+    # numbers of first tokens: the powers of 2, those that are lossless, and all
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}
-    along = [first.after(place) for place in sorted(places) if place <= last]
-    by_position = along if first.per_token is not None or first.lossless else []
+    by_position = []
+    if first.per_token is not None or first.lossless:  # otherwise the bound is equal at all places
+        by_position = [first.after(place) for place in sorted(places) if place <= last]
     right = share((1 + first.total_variation) / 2)
     lines = [SHOWN_ONE.format(right), _equal(args.trace, first), TARGET, first.unit]
     if args.json:

@@ -159,23 +159,23 @@ def _paired(
 
 def _record(log: Log, table: Any) -> dict[str, Any]:
     """Return the verdict and all numbers that are printed."""
-    seen, needed = log.evidence, log.evidence.needed()
-    order = np.argsort(-seen.own, kind="stable")
+    evidence, needed = log.evidence, log.evidence.needed()
+    by_evidence = np.argsort(-evidence.own, kind="stable")  # most evidence first
     lines = [
         {
-            "alternative": table[at].name, "log_evidence": float(seen.own[at]),
-            "nats_per_token": float(seen.growth[at]) / max(seen.tokens, 1),
-            "grown": float(seen.grown[at]),
-            "more_tokens": float(needed[at]), "says": table[at].says, "thread": table[at].thread,
+            "alternative": table[i].name, "log_evidence": float(evidence.own[i]),
+            "nats_per_token": float(evidence.growth[i]) / max(evidence.tokens, 1),
+            "grown": float(evidence.grown[i]),
+            "more_tokens": float(needed[i]), "says": table[i].says, "thread": table[i].thread,
         }
-        for at in order
+        for i in by_evidence
     ]  # fmt: skip
     return {
-        "verdict": seen.verdict, "answers": seen.answers, "tokens": seen.tokens,
-        "log_evidence": seen.log, "largest_log_evidence": seen.top, "limit": seen.limit,
-        "off": seen.off, "impossible": seen.impossible, "alpha": seen.alpha, "slack": seen.slack,
-        "edge": log.setting["edge"],
-        "nats_at_least": max(seen.nats.bound(seen.alpha), 0.0), "alternatives": lines,
+        "verdict": evidence.verdict, "answers": evidence.answers, "tokens": evidence.tokens,
+        "log_evidence": evidence.log, "largest_log_evidence": evidence.top,
+        "limit": evidence.limit, "off": evidence.off, "impossible": evidence.impossible,
+        "alpha": evidence.alpha, "slack": evidence.slack, "edge": log.setting["edge"],
+        "nats_at_least": max(evidence.nats.bound(evidence.alpha), 0.0), "alternatives": lines,
         "left_out": log.left_out, "skipped": log.skipped, "empty": log.empty,
         "encoded": log.encoded, "unfinished": log.unfinished, "claim": log.setting["claim"],
     }  # fmt: skip
@@ -254,15 +254,16 @@ def _draw(path: str, seen: Evidence) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    curve = np.array([[0.0] * (2 + len(seen.names)), *seen.curve]) / np.array(
-        [1.0] + [math.log(10)] * (1 + len(seen.names))
-    )
+    # columns: tokens, evidence, evidence for each alternative; from natural logarithms to powers
+    # of 10, after a first point without tokens
+    curve = np.array([[0.0] * (2 + len(seen.names)), *seen.curve])
+    curve[:, 1:] /= math.log(10)
     with matplotlib.rc_context(settings()):
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
-        for number, at in enumerate(np.argsort(-seen.own, kind="stable")[:3]):
-            look: Any = {"color": COLOURS[number], "lw": 1, "label": seen.names[at]}
-            axes.plot(curve[:, 0], curve[:, 2 + at], **look)
+        for number, alternative in enumerate(np.argsort(-seen.own, kind="stable")[:3]):
+            look: Any = {"color": COLOURS[number], "lw": 1, "label": seen.names[alternative]}
+            axes.plot(curve[:, 0], curve[:, 2 + alternative], **look)
         axes.plot(curve[:, 0], curve[:, 1], color=INK, lw=2, label="evidence: mean of all")
         limit: Any = {"color": INK, "ls": ":", "lw": 1, "label": f"{1 / seen.alpha:g}"}
         axes.axhline(seen.limit / math.log(10), **limit)

@@ -107,8 +107,9 @@ def run(args: Namespace) -> int:
         pair, texts, ids = opened(args, drawn=True)
         setting = Setting(num_draft_tokens=width, temperature=args.temperature, cuts=cuts or WHOLE)
         prompts = Prompts(ids, args.batch, args.max_new_tokens, args.seed)
-        told = [*(getattr(args, name) for name in LOGGED), rendering(args), setting]
-        folder = args.work or WORK / digest(*told, *(text.source for text in texts))
+        flags = (getattr(args, name) for name in LOGGED)
+        name = digest(*flags, rendering(args), setting, *(text.source for text in texts))
+        folder = args.work or WORK / name
         trace = logged(pair, prompts, setting, folder / "trace", args.cycles)
         tuned = tune_shown(trace, partial(timed, pair, prompts, args.timings), sought)
         about = {"dtype": pair.dtype} | _noise_floor(pair.target, prompts, setting, tuned)
@@ -196,9 +197,8 @@ def show(tuned: Tuned, out: str | None, decoding: str | None) -> None:
 
 def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[Kind]) -> Costs:
     """Measure the costs of settings by timed decodes, and show the progress."""
-    own = pair.target, pair.draft, prompts, settings
-    progress = Progress("timing decodes", 1)
-    return measure_costs(*own, repeats=repeats, on_decode=progress.of)
+    progress, models = Progress("timing decodes", 1), (pair.target, pair.draft)
+    return measure_costs(*models, prompts, settings, repeats=repeats, on_decode=progress.of)
 
 
 def _noise_floor(target: Any, prompts: Prompts, setting: Setting, tuned: Tuned) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _noise_floor(target: Any, prompts: Prompts, setting: Setting, tuned: Tuned) 
     most = min(FLOOR_TOKENS, prompts.max_new_tokens)
     floor = noise_floor(target, prompts.ids[:FLOOR_TEXTS], max_new_tokens=most,
                         temperature=setting.temperature, on_text=progress.update)  # fmt: skip
-    own = tuned.divergence == floor.divergence
-    if own and (warning := below_floor(tuned.level, floor.per_token)):
+    in_one_unit = tuned.divergence == floor.divergence
+    if in_one_unit and (warning := below_floor(tuned.level, floor.per_token)):
         print(f"tune: {warning}", file=sys.stderr)
     return {"noise_floor": vars(floor)}

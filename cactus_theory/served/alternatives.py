@@ -99,9 +99,10 @@ class Rows:
         self.p = self.raw_p = None
         if draft_logits is not None:
             scores, cuts = draft_logits.double(), claim.cuts
-            heat = claim.temperature or 1.0
-            own = cut(scores.div(heat).softmax(-1), cuts.draft_top_k or 0, cuts.draft_top_p or 1.0)
-            self.p = one_hot(scores.argmax(-1), scores) if greedy else own
+            heat = claim.temperature or 1.0  # at temperature 0 no law is computed from p
+            heated = scores.div(heat).softmax(-1)
+            sampled = cut(heated, cuts.draft_top_k or 0, cuts.draft_top_p or 1.0)
+            self.p = one_hot(scores.argmax(-1), scores) if greedy else sampled
             self.raw_p = self.p if greedy else scores.softmax(-1)
         self.late = self.logits[:1] if late is None else late.double()
 
@@ -146,6 +147,7 @@ class Rows:
     @cached_property
     def counts(self) -> Law:
         """Return how often each token occurs in the answer before each place."""
+        # ``before`` ends before the last of the n places: ids before the first of them
         first = len(self.before) - len(self.logits) + 1
         counts = torch.zeros_like(self.logits)
         counts[0] = torch.bincount(self.before[:first], minlength=counts.shape[-1])
@@ -172,7 +174,7 @@ def cut(probs: Law, top_k: int, top_p: float, rows: Rows | None = None) -> Law:
     if 0 < top_k < falling.shape[-1]:
         falling = torch.where(falling >= falling[:, top_k - 1 : top_k], falling, 0.0)
         falling = falling / falling.sum(-1, keepdim=True)
-    if top_p < 1:
+    if top_p < 1:  # a token stays if the likelier tokens have less mass than top_p
         falling = torch.where(falling.cumsum(-1) - falling < top_p, falling, 0.0)
     falling = falling / falling.sum(-1, keepdim=True)
     return torch.zeros_like(probs).scatter_(-1, order, falling)
@@ -210,6 +212,7 @@ def _above(rows: Rows, share: float) -> Law:
 
 
 def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: float = 0) -> Law:
+    """Return the law if logits of tokens of the answer (``repeated``: or prompt) are lowered."""
     scores = rows.logits
     if repeated != 1:
         harder = torch.where(scores > 0, scores / repeated, scores * repeated)
@@ -218,6 +221,7 @@ def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: fl
         scores = scores - present * (rows.counts > 0) - frequent * rows.counts
     claim = rows.claim
     probs = scores.div(claim.temperature).softmax(-1)
+    # without ``rows``: the penalty may change the order of the tokens
     return rows.emitted(cut(probs, claim.cuts.top_k, claim.cuts.top_p))
 
 
@@ -288,12 +292,13 @@ def _coin_twice(rows: Rows) -> Law:
     below = torch.nn.functional.pad(mass.cumsum(-1), (1, 0))
     moment = torch.nn.functional.pad((mass * rising).cumsum(-1), (1, 0))
 
-    def area(u: Tensor) -> Tensor:
-        at = torch.searchsorted(rising, u)
-        return u * below.gather(-1, at) - moment.gather(-1, at)
+    def rejected_below(u: Tensor) -> Tensor:  # G(u), from sums over the tokens with a_n < u
+        count = torch.searchsorted(rising, u)
+        return u * below.gather(-1, count) - moment.gather(-1, count)
 
-    parts = area(ends) - area(torch.nn.functional.pad(ends[:, :-1], (1, 0)))
-    law = torch.minimum(q, p) + parts.clamp(min=0.0)
+    starts = torch.nn.functional.pad(ends[:, :-1], (1, 0))  # F(x⁻)
+    recovered = rejected_below(ends) - rejected_below(starts)
+    law = torch.minimum(q, p) + recovered.clamp(min=0.0)
     return torch.where(total > 0, law / law.sum(-1, keepdim=True), q)
 
 
@@ -433,51 +438,53 @@ def log_factors(
     looked_at : the places whose divergences are added up. The sums only predict how many tokens
         are needed and prove nothing, but take as long as the laws.
     """
-    at, table = token_ids, tuple(table)
-    factors = rows.logits.new_zeros(*at.shape, len(table))
+    ids, table = token_ids, tuple(table)
+    factors = rows.logits.new_zeros(*ids.shape, len(table))
     growth = rows.logits.new_zeros(len(table))
     if rows.claim.temperature == 0:
-        return factors, growth, _beyond(rows, at)
+        return factors, growth, _beyond(rows, ids)
     claimed = rows.h
     if (rule := rows.claim.rule) is not None:
         claimed = torch.maximum(claimed, rule.undrafted(rows.q))
-    uncut, of_token = rows.whole.gather(-1, at), claimed.gather(-1, at)
-    beyond, distance = of_token <= 0, torch.zeros_like(of_token)
+    uncut, h = rows.whole.gather(-1, ids), claimed.gather(-1, ids)
+    beyond, distance = h <= 0, torch.zeros_like(h)
     if bool(beyond.any()):
-        distance = torch.where(beyond, _beyond(rows, at), 0.0)
-        mass = torch.where(rows.q > 0, rows.whole, 0.0).sum(-1, keepdim=True)
+        distance = torch.where(beyond, _beyond(rows, ids), 0.0)
+        mass_kept = torch.where(rows.q > 0, rows.whole, 0.0).sum(-1, keepdim=True)
         share = UNCLAIMED ** (distance / edge).clamp(max=1.0)
-        of_token = torch.where(beyond, uncut * share / mass, of_token)
-    of_token = of_token.clamp(min=1e-300)
+        h = torch.where(beyond, uncut * share / mass_kept, h)
+    h = h.clamp(min=1e-300)
     floor = torch.maximum(claimed, UNCLAIMED * rows.whole)[looked_at].clamp_(min=1e-300)
-    for number, other in enumerate(table):
-        if (law := other.law(rows)) is claimed:
+    for number, alternative in enumerate(table):
+        if (law := alternative.law(rows)) is claimed:
             continue
-        ratio = law.gather(-1, at) / of_token
-        own = SHARE * beyond.logical_not().double() + (1 - SHARE) * ratio
+        # r is the mixture SHARE · h + (1 − SHARE) · law, with the claimed h, 0 beyond the cuts
+        ratio = law.gather(-1, ids) / h
+        mixed = SHARE * beyond.logical_not().double() + (1 - SHARE) * ratio
         # a token that neither the claim nor this alternative emits is evidence for neither
-        factors[..., number] = torch.where(beyond & (ratio == 0), 1.0, own).log_()
+        factors[..., number] = torch.where(beyond & (ratio == 0), 1.0, mixed).log_()
         some = law[looked_at]
         growth[number] = (some * some.div(floor).mul_(1 - SHARE).add_(SHARE).log_()).sum()
     return factors, growth, distance
 
 
-def _beyond(rows: Rows, at: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
+def _beyond(rows: Rows, ids: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
     """Return by how many nats each token lies outside the claimed cuts; 0 for tokens inside."""
     cuts, scores = rows.claim.cuts, rows.logits / (rows.claim.temperature or 1.0)
-    own, falling = scores.gather(-1, at), scores.gather(-1, rows.order)
+    of_token, falling = scores.gather(-1, ids), scores.gather(-1, rows.order)
     if not rows.claim.temperature:
-        return falling[:, :1] - own
-    distance, size = torch.zeros_like(own), falling.shape[-1]
+        return falling[:, :1] - of_token
+    distance, size = torch.zeros_like(of_token), falling.shape[-1]
     if 0 < cuts.top_k < size:
         last = falling[:, cuts.top_k - 1 : cuts.top_k]
-        distance = (last - own).clamp(min=0.0)
+        distance = (last - of_token).clamp(min=0.0)
         falling = torch.where(falling >= last, falling, -torch.inf)
     if cuts.top_p < 1:
+        # mass[i] is that of the i likeliest tokens, and ``above`` that of all likelier tokens
         mass = torch.nn.functional.pad(falling.softmax(-1).cumsum(-1), (1, 0))
-        above = mass.gather(-1, torch.searchsorted(-falling, -own)).clamp(max=1.0)
+        above = mass.gather(-1, torch.searchsorted(-falling, -of_token)).clamp(max=1.0)
         odds = above.logit() - math.log(cuts.top_p / (1 - cuts.top_p))
         least = torch.where(rows.q > 0, scores, torch.inf).amin(-1, keepdim=True)
-        distance = torch.maximum(distance, torch.minimum(odds, least - own).clamp(min=0.0))
+        distance = torch.maximum(distance, torch.minimum(odds, least - of_token).clamp(min=0.0))
     # a token to which the target gives probability 0 is no matter of rounding
-    return torch.where(rows.whole.gather(-1, at) > 0, distance, torch.inf)
+    return torch.where(rows.whole.gather(-1, ids) > 0, distance, torch.inf)

@@ -93,20 +93,21 @@ def read_answer(
     cuts = {name: record[name] for name in ("top_k", "top_p") if name in record}
     if cuts.get("top_k") == -1:  # some engines write −1 for no cut
         cuts["top_k"] = 0
+    settings = {name: record[name] for name in ("temperature", "policy") if name in record}
     if cuts:
-        own = claim.cuts  # the draft's cuts follow the target's unless they were given
-        alike = (own.top_k, own.top_p) == (own.draft_top_k, own.draft_top_p)
-        drafted = dict.fromkeys(("draft_top_k", "draft_top_p")) if alike else {}
-        cuts = {"cuts": replace(own, **cuts | drafted)}
-    told = {name: record[name] for name in ("temperature", "policy") if name in record}
-    if "policy" in told and (spec := told["policy"]) not in UNRELAXED:
+        claimed = claim.cuts  # the draft's cuts follow the target's unless they were given
+        alike = (claimed.top_k, claimed.top_p) == (claimed.draft_top_k, claimed.draft_top_p)
+        # with None, Cuts takes the target's
+        of_draft = dict.fromkeys(("draft_top_k", "draft_top_p")) if alike else {}
+        settings["cuts"] = replace(claimed, **cuts | of_draft)
+    if "policy" in settings and (spec := settings["policy"]) not in UNRELAXED:
         if not isinstance(spec, str):
             raise ValueError(f"policy must be a spec; got {spec!r:.40}")
         try:
-            told["policy"] = policy_of_data(spec, "the line", trust_code=trust_code).spec
+            settings["policy"] = policy_of_data(spec, "the line", trust_code=trust_code).spec
         except (TypeError, OSError) as error:  # from a trusted policy file
             raise ValueError(str(error)) from None
-    claim = replace(claim, **told | cuts)
+    claim = replace(claim, **settings)
     encoded = "token_ids" not in record
     if encoded:
         answer = _text(record, "text")
@@ -176,20 +177,23 @@ class Reader:
     def factors(self, answer: Answer) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return ln r/h (n, M), sums of KL(r‖h) (M,), and nats beyond the claimed cuts (n,)."""
         ids = torch.tensor(answer.prompt + answer.token_ids, device=self.target.device)
-        prompt, factors, growth, beyond, late = ids[: len(answer.prompt)], [], 0.0, [], None
+        prompt, factors, growth, beyond = ids[: len(answer.prompt)], [], 0.0, []
+        late = None  # the logits of the place before the chunk
         for start, logits, draft in self._chunks(ids, len(prompt)):
             if bool(logits.isnan().any()):
                 raise ValueError(f"--target: logits must be numbers; got NaN in line {answer.line}")
             stop = start + len(logits)
             before = ids[len(prompt) : stop - 1]
             rows = Rows(logits, answer.claim, prompt, before, draft, self.greedy, late)
+            # every APART-th place of the answer, from its first place
             some = slice((len(prompt) - start) % APART, None, APART)
-            at = ids[start:stop, None]
-            own, sums, distance = log_factors(rows, at, self.table, self.edge, some)
+            tokens = ids[start:stop, None]
+            logs, sums, distance = log_factors(rows, tokens, self.table, self.edge, some)
             growth = growth + sums.cpu().numpy()
             beyond.append(distance[:, 0].cpu().numpy())
-            factors.append(own[:, 0].cpu().numpy())
+            factors.append(logs[:, 0].cpu().numpy())
             late = logits[-1:]
+        # from the sums over some places to sums over all
         scale = len(answer.token_ids) / math.ceil(len(answer.token_ids) / APART)
         return np.concatenate(factors), scale * np.asarray(growth), np.concatenate(beyond)
 
@@ -209,8 +213,11 @@ class Reader:
             texts = Texts([ids.tolist()], 1, frozenset(), ids.device)
             warp, clock = Warp(1.0), Stopwatch()
             context = DraftContext(self.target, texts, warp, clock, 1, features=target)
-            head, kept = self.drafter.begin(context), None
+            head = self.drafter.begin(context)
+        carried: Tensor | None = None  # the head's row for the first place of the next chunk
         for start in range(first, len(ids), size):
+            # the row of place i follows token i − 1: tokens before start − 1 were fed, except at
+            # the first chunk
             stop, since = min(start + size, len(ids)), 0 if start == first else start - 1
             new, keep = ids[None, since : stop - 1], [stop - start]
             counts = [new.shape[1]]
@@ -222,11 +229,12 @@ class Reader:
                 units, counts = head.fresh([1])
                 states = head.run(units, counts)
                 head.cache.extend(counts)
-                found = head.logits(states[:, -(stop - start + (kept is None)) :])[0]
-                found = found if kept is None else torch.cat([kept, found])
-                kept = found[-1:].clone()
+                count = stop - start + (carried is None)
+                head_rows = head.logits(states[:, -count:])[0]
+                head_rows = head_rows if carried is None else torch.cat([carried, head_rows])
+                carried = head_rows[-1:].clone()
                 # after a prompt of one token the head has no state to draft from
-                scores = torch.cat([logits[: len(logits) + 1 - len(found)], found[:-1]])
+                scores = torch.cat([logits[: len(logits) + 1 - len(head_rows)], head_rows[:-1]])
             yield start, logits.clone(), scores
 
 
@@ -302,16 +310,16 @@ class Log:
         if self.read and seen.hexdigest() != self.sha256:
             rule = f"{path} must begin with the {self.lines} lines that were read"
             raise ValueError(f"--state: {rule}; they have changed")
-        last, self.unfinished = time.monotonic(), False
+        saved, self.unfinished = time.monotonic(), False
         *whole, rest = content[self.read :].split(b"\n")
-        for text, end in [*((own, b"\n") for own in whole), (rest, b"")]:
+        for text, end in [*((line, b"\n") for line in whole), (rest, b"")]:
             number = self.lines + 1
-            if not end and not text.strip():
+            if not end and not text.strip():  # nothing follows the last line feed
                 break
             try:
                 answer = read(number, text) if text.strip() else None
             except ValueError as error:
-                if not end and str(error).startswith("must be JSON"):
+                if not end and str(error).startswith("must be JSON"):  # it is still being written
                     self.unfinished = True
                     break
                 answer = self._leave(number, str(error))
@@ -327,9 +335,9 @@ class Log:
             self.read, self.lines = self.read + len(text + end), number
             self.sha256 = seen.hexdigest()
             progress(self.read)
-            if time.monotonic() - last > SECONDS:
+            if time.monotonic() - saved > SECONDS:
                 self.save(state)
-                last = time.monotonic()
+                saved = time.monotonic()
         self.save(state)
 
     def _leave(self, number: int, reason: str) -> None:

@@ -120,6 +120,7 @@ class Evidence:
         """
         path = self.own + (factors - self.slack).cumsum(0)
         logs = log_mean(np.concatenate([self.own[None], path]))
+        # ln(η + (1 − η)ρ), where ρ is the factor of a token without the slack
         self.nats.add(np.log(FLOOR + (1 - FLOOR) * np.exp(np.diff(logs) + self.slack)))
         if self.off is None and len(passed := np.flatnonzero(logs[1:] >= self.limit)):
             place = int(passed[0])
@@ -129,7 +130,7 @@ class Evidence:
         self.answers += 1
         if self.answers % self.stride == 0:
             self.curve.append([self.tokens, self.log, *self.own.tolist()])
-        if len(self.curve) > POINTS:
+        if len(self.curve) > POINTS:  # keep every second point, also from now on
             self.curve, self.stride = self.curve[1::2], 2 * self.stride
 
     def needed(self) -> Float[np.ndarray, "M"]:

@@ -98,11 +98,8 @@ def spread(where: str, tensors: dict[str, Tensor], vocab: int) -> dict[str, Tens
     ids, offsets = tensors.pop(IDS).long(), tensors.pop(OFFSETS)
     pairs, sizes = paired(tensors), (-ids).clamp(min=1)  # how many tokens each entry stands for
     tolerance = STORED_SUM_TOLERANCE[tensors["target_log_probs"].dtype]
-    numbers_of_rows = {
-        "target_log_probs": range(len(offsets) - 1),
-        "draft_log_probs": pairs.tolist(),
-    }
-    for name, numbers in numbers_of_rows.items():
+    rows_of = {"target_log_probs": range(len(offsets) - 1), "draft_log_probs": pairs.tolist()}
+    for name, numbers in rows_of.items():
         all_logs = tensors[name].float() - sizes.log()  # ln of the probability of one token
         rows = tensors[name] = torch.full((len(numbers), vocab), -torch.inf, device="cpu")
         for row, number in zip(rows, numbers, strict=True):
