@@ -43,13 +43,13 @@ def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -
     A None in place of a tensor stays None.
     """
     whole: list[Any] = []
-    for at, values in parts:
-        if at.stop - at.start == count:
+    for rows, values in parts:
+        if rows.stop - rows.start == count:  # one part has all rows
             return values
         whole = whole or [None if value is None else _empty(count, value) for value in values]
         for column, value in zip(whole, values, strict=True):
             if value is not None:
-                column[at] = value
+                column[rows] = value
     return whole
 
 

@@ -59,13 +59,14 @@ class LowerMean:
         """Return the bound; with probability 1 − α all bounds of a growing log are right."""
         if not self.count:
             return -self.below
-        amount = -math.log(alpha)
+        limit = -math.log(alpha)
 
-        def over(excess: float) -> float:
-            return float(log_mean(RATES * excess - PENALTIES * self.squares)) - amount
+        # ``excess`` is the sum of x − μ, in units of below + most, at which evidence reaches 1/α
+        def above_limit(excess: float) -> float:
+            return float(log_mean(RATES * excess - PENALTIES * self.squares)) - limit
 
-        # at the high end one rate alone, with its share of the average, reaches the amount
-        high = float(((PENALTIES * self.squares + amount + math.log(len(RATES))) / RATES).min())
-        low = amount / float(RATES.max())
-        excess = rising_root(over, low, high, high, SETTLED, amount)
+        # at the high end one rate alone, with its share of the average, reaches the limit
+        high = float(((PENALTIES * self.squares + limit + math.log(len(RATES))) / RATES).min())
+        low = limit / float(RATES.max())
+        excess = rising_root(above_limit, low, high, start=high, settled=SETTLED, steepness=limit)
         return (self.total - (self.below + self.most) * excess) / self.count

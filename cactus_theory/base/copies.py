@@ -53,6 +53,7 @@ def _once(rows: Tensor) -> Tensor:
 
 
 def _changed(copy: Any, value: Any) -> bool:
+    """Return whether a copy now differs from the value that it was made from."""
     if isinstance(copy, tuple | list):
         return any(map(_changed, cast(Any, copy), value))
     if isinstance(copy, np.ndarray):
@@ -145,20 +146,20 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         name = f"{called(self)}, {method.__name__}"
         with lent(name, arguments, tuple(options.values())) as (rows, named):
             answer = method(self, *rows, **dict(zip(options, named, strict=True)))
-        if method.__name__ == "acceptance":
+        if method.__name__ == "acceptance":  # the arguments are q, p and token ids
             return numbers(name, answer, arguments[1].gather(-1, arguments[2]) > 0)
         rowless = answer is None and not hasattr(self, "row_is_emitted")
         if method.__name__ not in LAWS or (method.__name__ == "target" and rowless):
             return answer
 
-        def refusable() -> Any:  # a residual matters only for tokens that can be rejected
+        def rejectable() -> Any:  # a residual matters only for tokens that can be rejected
             if method.__name__ != "residual":
                 return True
             q, p, n = arguments
             drafted = p.gather(-1, n[..., None])[..., 0] > 0
             return drafted & ~(self.acceptance(q, p, n[..., None])[..., 0] >= 1)
 
-        return lawful(name, answer, refusable)
+        return lawful(name, answer, judged=rejectable)
 
     call.lends_copies = True  # type: ignore[attr-defined]
     return call

@@ -54,9 +54,11 @@ def check_writable(
     try:
         if place.is_dir() and (not folders or place.suffix == ".csv"):
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
-        on_the_way = [place] * place.is_dir() + [*place.parents]
-        there = next(own for own in on_the_way if own.exists()) if folders else place.parent
-        tempfile.TemporaryFile(dir=there).close()
+        folder = place.parent
+        if folders:  # the nearest folder that exists
+            candidates = [place] * place.is_dir() + [*place.parents]
+            folder = next(candidate for candidate in candidates if candidate.exists())
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise OSError(f"{flag}: must be a writable file; {error.strerror}: {path}") from None
 

@@ -36,7 +36,7 @@ def add_commands(
         dest=metavar.lower(), metavar=metavar, required=True, action=_Commands,
         help=f"flags and an example: %(prog)s {metavar} --help",
     )  # fmt: skip
-    parts = [parser.description or ""]
+    parts = [parser.description or ""]  # of the description: a paragraph for each group
     width = max(len(name) for entries in groups.values() for name in entries)
     for group, entries in groups.items():
         parts.append(f"{group}:")

@@ -73,6 +73,7 @@ def _must(rule: str, place: str, holds: Any, got: Any) -> None:
 
 
 def _prompt(place: str, line: str) -> Prompt:
+    """Return the prompt of a JSON line; ValueError, which names the place, for any other line."""
     record = parsed_json(f"{place} must be JSON", line)
     _must("hold a JSON object", place, isinstance(record, dict), line)
     record = {name: value for name, value in record.items() if value not in (None, [])}
@@ -146,9 +147,9 @@ class Rendering:
             raise ValueError("--system: must be given with --chat or a file of messages")
         if not self.start and (self.chat or chats):
             raise ValueError("--no-start: takes texts; a template writes what a chat starts with")
-        own = [p for p in chats if any(m["role"] == "system" for m in p.messages or ())]
-        if own and self.system is not None:
-            raise ValueError(f"{own[0].place} has a message of the system, as has --system")
+        with_system = [p for p in chats if any(m["role"] == "system" for m in p.messages or ())]
+        if with_system and self.system is not None:
+            raise ValueError(f"{with_system[0].place} has a message of the system, as has --system")
 
     def messages(self, prompt: Prompt) -> list[Mapping[str, str]] | None:
         """Return the messages for the chat template; None for a text that needs no template."""

@@ -46,12 +46,12 @@ def rising_root(
         if value == 0:
             break
         low, high = (low, x) if value > 0 else (x, high)
-        guess, last, halve = 0.0, math.inf, False
+        guess, last_step, halve = 0.0, math.inf, False  # a guess of 0 is outside the bracket
         if before is not None and math.isfinite(before[1]):
-            last = abs(x - before[0]) / x
+            last_step = abs(x - before[0]) / x
             steepness = (value - before[1]) / math.log(x / before[0])
-            lame = abs(value) > abs(before[1]) / 2
-            halve, slow = lame and slow, lame and not slow
+            not_halved = abs(value) > abs(before[1]) / 2
+            halve, slow = not_halved and slow, not_halved and not slow
         if not halve and abs(value) < FARTHEST * steepness:
             guess = x * math.exp(-value / steepness)
         within = low < guess < high
@@ -59,7 +59,7 @@ def rising_root(
         step = abs(following - x) / x
         before, x = (x, value), following
         # the error left by a secant step is of the order of its product with the step before
-        if step <= settled or (within and step * last <= settled * SECOND):
+        if step <= settled or (within and step * last_step <= settled * SECOND):
             break
     return x
 
@@ -84,21 +84,21 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
         newton = over + (budget - value) / slope
         middle = (over + under) / 2
         if step % 6 == 5:
-            apart = over.clamp(min=LEAST).sqrt() * under.clamp(min=LEAST).sqrt()
-            middle = torch.where(_between(apart, over, under), apart, middle)
+            geometric = over.clamp(min=LEAST).sqrt() * under.clamp(min=LEAST).sqrt()
+            middle = torch.where(_between(geometric, over, under), geometric, middle)
         usable = torch.isfinite(newton) & _between(newton, over, under)
         trial = middle if step % 3 == 2 else torch.where(usable, newton, middle)
         active = active & _between(trial, over, under)
         if not bool(active.any()):
             break
-        there, steepness = evaluate(trial)
-        kept = there <= budget
+        trial_value, trial_slope = evaluate(trial)
+        kept = trial_value <= budget  # False for NaN
         under = torch.where(active & kept, trial, under)
         advance = active & ~kept
         over = torch.where(advance, trial, over)
-        value = torch.where(advance, there, value)
-        slope = torch.where(advance, steepness, slope)
-        active = active & ~(value <= budget + close) & ~(kept & (there >= budget - close))
+        value = torch.where(advance, trial_value, value)
+        slope = torch.where(advance, trial_slope, slope)
+        active = active & ~(value <= budget + close) & ~(kept & (trial_value >= budget - close))
     return torch.where(value <= budget + close, over, under)
 
 

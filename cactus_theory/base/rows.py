@@ -183,6 +183,7 @@ def checked_logits(name: str, logits: Tensor) -> Tensor:
 
 
 def _read(path: str, file: Path, suffix: str, key: str) -> Any:
+    """Return the content of a file: an array, or the value of a JSON text."""
     if not file.is_file():
         what = "is a directory" if file.is_dir() else "no such file"
         raise OSError(f"{path}: must be a readable file; {what}")
@@ -200,6 +201,7 @@ def _read(path: str, file: Path, suffix: str, key: str) -> Any:
 
 
 def _read_npz(path: str, file: Path, key: str) -> Any:
+    """Return the array ``key`` of a .npz file; without a ``key`` its only array."""
     with _archive(path, file) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         if not key and len(members) == 1:

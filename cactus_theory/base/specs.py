@@ -185,6 +185,7 @@ def _module(path: Path, changed: int) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     installed = PathFinder.find_spec(path.stem)
+    # if a library has the file's name, an import of this name must go on finding the library
     if installed is None or installed.origin == str(path):
         sys.modules.setdefault(path.stem, module)
     _BEING_READ.add(path)
@@ -241,6 +242,7 @@ def label(method: str) -> tuple[str, str]:
 
 
 def _parts(method: str) -> tuple[str, list[str]]:
+    """Return name and knobs of a spec; of a name ``FILE.py:NAME`` without the file's folder."""
     file = file_of(method)
     start = "" if file is None else f"{file.name}:"
     name, _, knobs = method[method.find(start) + len(start) :].partition(":")

@@ -94,9 +94,10 @@ def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> No
     least, most, sums = zip(*parts, strict=True)
     least, most = torch.stack(least).amin(), torch.stack(most).amax()
     if not bool((least >= 0) & (most < torch.inf)):  # for rows with NaN both are NaN
-        bad = ~torch.isfinite(probs)
-        bound, hint = ("be finite", "") if bad.any() else ("not be negative", LOGITS)
-        at = _first(bad if bad.any() else probs < 0)
+        bad, bound, hint = ~torch.isfinite(probs), "be finite", ""
+        if not bad.any():
+            bad, bound, hint = probs < 0, "not be negative", LOGITS
+        at = _first(bad)
         where = f"token {at[-1]} of {place(at[:-1], probs.shape[:-1])}"
         raise ValueError(f"{name}: entries must {bound}; got {probs[at].item()} at {where}{hint}")
     sums = torch.cat(sums).view(probs.shape[:-1])

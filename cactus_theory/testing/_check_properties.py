@@ -72,7 +72,7 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
         yield from _valid(q[rest], p[rest])
         merged = [row[rest].clone() for row in (q, p)]
         for row, whole in zip(merged, (q, p), strict=True):
-            row[i - 1 if i else 0] += whole[i]
+            row[i - 1 if i else 0] += whole[i]  # to the token before or, of token 0, after
         yield from _valid(*merged)
     uniform = torch.full_like(q, 1 / vocab)
     hot = torch.eye(vocab, dtype=q.dtype)
@@ -141,7 +141,7 @@ class Checker:
             rows = [seen.on(seen.q[i : i + 1], seen.p[i : i + 1]) for i in range(len(seen.q))]
             errors = [self.error_on(prop, row) for row in rows]
             bad = [(row, each) for row, each in zip(rows, errors, strict=True) if each]
-            crashed += bad or [(seen, error)]
+            crashed += bad or [(seen, error)]  # some errors come only with several rows
             good = [i for i, each in enumerate(errors) if each is None]
             if good and bad:
                 sound.append(seen.on(seen.q[good], seen.p[good]))

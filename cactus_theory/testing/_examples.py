@@ -93,9 +93,9 @@ def wide_pair(vocab: int, random: np.random.Generator) -> Group:
     64 tokens the draft keeps its likeliest 16 only.
     """
     q = (1.0 + random.permutation(vocab)) ** -random.uniform(0.5, 3.0)
-    q *= random.uniform(size=vocab) < random.choice((2 / 3, 1.0))
+    q *= random.uniform(size=vocab) < random.choice((2 / 3, 1.0))  # a third are 0, or none
     q[q < LEAST] = 0.0
-    q[int(random.integers(vocab))] += 1e-3
+    q[int(random.integers(vocab))] += 1e-3  # or all could be 0
     q /= q.sum()
     p = np.where(q > 0, q, 1.0) ** random.uniform(0.4, 1.6) * (q > 0)
     if random.integers(2):

@@ -43,11 +43,12 @@ def check_file(
     options = {"source": source, "examples": examples, "seed": seed, "properties": properties}
     # otherwise Hypothesis would create its database next to the user's file
     stored = os.path.join(tempfile.gettempdir(), "cactus-theory-hypothesis")
+    # -P leaves the working folder off the path, and this package may be found there only
     home = str(Path(__file__).resolve().parents[2])
-    found = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"HYPOTHESIS_STORAGE_DIRECTORY": stored} | os.environ | {"PYTHONPATH": found}
+    search_path = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {"HYPOTHESIS_STORAGE_DIRECTORY": stored} | os.environ | {"PYTHONPATH": search_path}
     command = [sys.executable, "-P", "-c", WORK, json.dumps(options | {"quiet": quiet})]
-    settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": own, "start_new_session": True}
+    settings: dict[str, Any] = {"stdin": subprocess.DEVNULL, "env": env, "start_new_session": True}
     try:
         done = subprocess.run(command, timeout=timeout, stdout=subprocess.PIPE, **settings)
         fault, events = f"its process ended with exit code {done.returncode}", done.stdout
@@ -87,7 +88,7 @@ def work() -> None:
     try:
         rule = read_policy(source)
         declaration(rule, source)
-        chosen = [own.name for own in PROPERTIES.chosen("--properties", names)]
+        chosen = [prop.name for prop in PROPERTIES.chosen("--properties", names)]
     except (ValueError, TypeError, OSError) as error:
         say(refused=" ".join(str(error).split()))
     else:

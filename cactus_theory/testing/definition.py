@@ -70,6 +70,7 @@ class Bounds:
         for bound, sign in ((self.low, -1.0), (self.high, 1.0)):
             if bound is not None:
                 bound = _number(bound).expand(numbers.shape)
+                # ∞ keeps a bound of ∞, though ∞ − ∞ is NaN; any other NaN breaks it
                 beyond = torch.where(numbers == bound, 0.0, sign * (numbers - bound))
                 excess = torch.maximum(excess, torch.where(beyond.isnan(), torch.inf, beyond))
         margins = self.allowed - excess

@@ -74,8 +74,8 @@ class Report:
     def of(cls, plain: dict[str, Any]) -> "Report":
         """Return the report that ``dataclasses.asdict`` turned into plain values."""
         verdicts = [
-            PropertyVerdict(**own | {"finding": own["finding"] and Finding(**own["finding"])})
-            for own in plain["properties"]
+            PropertyVerdict(**items | {"finding": items["finding"] and Finding(**items["finding"])})
+            for items in plain["properties"]
         ]
         return cls(plain["policy"], plain["declares"], verdicts)
 

@@ -84,16 +84,18 @@ def pairs(
     # entries are drawn in pairs, so that Hypothesis leaves out a token in one step of shrinking
     relation = draw(st.sampled_from(("independent", "independent", "equal", "shuffled", "near")))
     entry = weights(zeros=zeros, tiny=tiny)
-    others = {"independent": entry, "near": st.integers(-TIE_ULPS, TIE_ULPS)}
-    both = st.tuples(entry, others.get(relation, st.just(0)))
-    entries, other = zip(*draw(st.lists(both, min_size=min_vocab, max_size=max_vocab)), strict=True)
+    # beside each entry of the target: one of the draft, or how many roundings to move it by
+    seconds = {"independent": entry, "near": st.integers(-TIE_ULPS, TIE_ULPS)}
+    both = st.tuples(entry, seconds.get(relation, st.just(0)))
+    drawn = draw(st.lists(both, min_size=min_vocab, max_size=max_vocab))
+    entries, second = zip(*drawn, strict=True)
     target = _row(entries)
     if relation == "independent":
-        draft = _row(other)
+        draft = _row(second)
     elif relation == "shuffled":
         draft = target[torch.tensor(draw(st.permutations(range(len(target)))))]
-    else:
-        draft = target * (1 + torch.tensor(other, dtype=torch.float64) * 2.0**-52)
+    else:  # near, or equal: moved by 0
+        draft = target * (1 + torch.tensor(second, dtype=torch.float64) * 2.0**-52)
         draft = draft / draft.sum()
     return target.to(dtype), draft.to(dtype)
 
