@@ -111,16 +111,15 @@ def run(args: argparse.Namespace) -> int:
     pair = loaded(args)
     tuned.check_pair(pair.target, pair.draft)
     if tuned.plain and drafted:
-        fastest = f"plain decoding was the fastest in {args.tuned}: nothing is drafted"
-        print(f"cactus-theory generate: {fastest}", file=sys.stderr)
+        _note(f"plain decoding was the fastest in {args.tuned}: nothing is drafted")
     lossy = named not in (None, defaults.POLICY)
     if drafted and lossy and not options.temperature and not options.relaxes_greedy:
         exact = f"{named} relaxes nothing at temperature 0, unless it leaves the target's tokens"
-        print(f"cactus-theory generate: {exact}; regret:price=20 does", file=sys.stderr)
-        # the decode would say the same again
+        _note(f"{exact}; regret:price=20 does")
+        # the decode would say so again
         warnings.filterwarnings("ignore", "policy: .* relaxes nothing at temperature 0")
     if warning := tuned.below_floor:
-        print(f"cactus-theory generate: {warning}", file=sys.stderr)
+        _note(warning)
     options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
     drafter: Any = tuned.drafter(pair.draft)
@@ -141,6 +140,10 @@ def run(args: argparse.Namespace) -> int:
     for line in _summary(answer, drafter is not None):
         print(line, file=sys.stderr)
     return 0
+
+
+def _note(text: str) -> None:
+    print(f"cactus-theory generate: {text}", file=sys.stderr)
 
 
 def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
