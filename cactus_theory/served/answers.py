@@ -306,8 +306,8 @@ class Log:
         ValueError if the part of the file that was read before has changed.
         """
         content = Path(path).read_bytes()
-        seen = hashlib.sha256(content[: self.read])
-        if self.read and seen.hexdigest() != self.sha256:
+        hash_of_read = hashlib.sha256(content[: self.read])
+        if self.read and hash_of_read.hexdigest() != self.sha256:
             rule = f"{path} must begin with the {self.lines} lines that were read"
             raise ValueError(f"--state: {rule}; they have changed")
         saved, self.unfinished = time.monotonic(), False
@@ -331,9 +331,9 @@ class Log:
             if answer is not None:
                 factors = self._count(answer, reader)
                 yield answer, factors
-            seen.update(text + end)
+            hash_of_read.update(text + end)
             self.read, self.lines = self.read + len(text + end), number
-            self.sha256 = seen.hexdigest()
+            self.sha256 = hash_of_read.hexdigest()
             progress(self.read)
             if time.monotonic() - saved > SECONDS:
                 self.save(state)
