@@ -56,8 +56,8 @@ def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
         raise OSError(f"{flag}: must be a readable file; {error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{flag}: must be UTF-8 text; got {path.name}, {error}") from None
-    full = ((at, line.removesuffix("\r")) for at, line in enumerate(lines, 1) if line.strip())
-    written = [(f"{flag}: line {at} of {path.name}", line) for at, line in full]
+    numbered = ((at, line.removesuffix("\r")) for at, line in enumerate(lines, 1) if line.strip())
+    written = [(f"{flag}: line {at} of {path.name}", line) for at, line in numbered]
     _must("hold at least one line", f"{flag}:", written, path.name)
     place, first = written[0]
     if first.lstrip().startswith("{"):

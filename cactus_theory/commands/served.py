@@ -147,14 +147,14 @@ def _paired(
     ours: dict[tuple[int, ...], list[Any]], log: Log, controls: dict[Any, list[Any]], alpha: float
 ) -> dict[str, Any]:
     """Return the paired test of the two arms; the n-th answers to the same prompt are a pair."""
-    arms = ((own, controls.get(prompt, ())) for prompt, own in ours.items())
-    pairs = [both for own, other in arms for both in zip(own, other, strict=False)]
+    arms = ((answers, controls.get(prompt, ())) for prompt, answers in ours.items())
+    pairs = [pair for both in arms for pair in zip(*both, strict=False)]
     if not pairs:
         raise ValueError("--control: must answer prompts of ANSWERS.jsonl; got none of them")
-    logs = paired(*np.array(pairs).transpose(1, 0, 2))
+    logs = paired(*np.array(pairs).transpose(1, 0, 2))  # from (pairs, arms, M) to two arrays
     top = float(logs.max())
-    seen = {"pairs": len(pairs), "log_evidence": float(logs[-1]), "largest_log_evidence": top}
-    return seen | {"off": top >= -math.log(alpha), "left_out": log.left_out}
+    test = {"pairs": len(pairs), "log_evidence": float(logs[-1]), "largest_log_evidence": top}
+    return test | {"off": top >= -math.log(alpha), "left_out": log.left_out}
 
 
 def _record(log: Log, table: Any) -> dict[str, Any]:
@@ -216,18 +216,22 @@ def _show(record: dict[str, Any], log: Log) -> None:
         print(f"{control['pairs']} pairs with the control arm: {verdict} {other}")
 
 
-def _table(record: dict[str, Any], seen: Evidence) -> None:
+def _table(record: dict[str, Any], evidence: Evidence) -> None:
     """Print the alternatives with most evidence, then those that need more tokens to be seen."""
-    differing = [own for own in record["alternatives"] if own["nats_per_token"] > 0]
+    differing = [line for line in record["alternatives"] if line["nats_per_token"] > 0]
     cells = []
-    for own in differing[:SHOWN]:
-        nats, more = f"{own['nats_per_token']:.4f}", _count(own["more_tokens"])
-        cells.append([own["alternative"], _big(own["log_evidence"]), nats, more])
+    for line in differing[:SHOWN]:
+        nats, more = f"{line['nats_per_token']:.4f}", _count(line["more_tokens"])
+        cells.append([line["alternative"], _big(line["log_evidence"]), nats, more])
     heads = ["alternative", "evidence", "nats a token off", "more tokens would show it"]
     print_table(heads, cells, (0,))
     if record["verdict"] != "off" or not differing:
-        later = [own for own in differing if own["grown"] < seen.limit + math.log(len(seen.names))]
-        names = ", ".join(f"{own['alternative']} ({_count(own['more_tokens'])})" for own in later)
+        # what one of M alternatives has to reach for their mean to reach the limit
+        needed = evidence.limit + math.log(len(evidence.names))
+        later = [line for line in differing if line["grown"] < needed]
+        names = ", ".join(
+            f"{line['alternative']} ({_count(line['more_tokens'])})" for line in later
+        )
         said = f"so many tokens show {len(differing) - len(later)} of {len(differing)} alternatives"
         said += f"; not yet (more tokens): {names}" * bool(later)
         print("\n" + textwrap.fill(said, width_of_terminal(WIDEST)))
@@ -249,24 +253,24 @@ def _big(log: float) -> str:
     return f"{math.exp(log):.3g}" if abs(power) < 6 else f"1e{power:+.0f}"
 
 
-def _draw(path: str, seen: Evidence) -> None:
+def _draw(path: str, evidence: Evidence) -> None:
     """Plot the evidence, and that of the three leading alternatives, against the tokens read."""
     import matplotlib
     from matplotlib.figure import Figure
 
     # columns: tokens, evidence, evidence for each alternative; from natural logarithms to powers
     # of 10, after a first point without tokens
-    curve = np.array([[0.0] * (2 + len(seen.names)), *seen.curve])
+    curve = np.array([[0.0] * (2 + len(evidence.names)), *evidence.curve])
     curve[:, 1:] /= math.log(10)
     with matplotlib.rc_context(settings()):
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.subplots()
-        for number, alternative in enumerate(np.argsort(-seen.own, kind="stable")[:3]):
-            look: Any = {"color": COLOURS[number], "lw": 1, "label": seen.names[alternative]}
+        for number, alternative in enumerate(np.argsort(-evidence.own, kind="stable")[:3]):
+            look: Any = {"color": COLOURS[number], "lw": 1, "label": evidence.names[alternative]}
             axes.plot(curve[:, 0], curve[:, 2 + alternative], **look)
         axes.plot(curve[:, 0], curve[:, 1], color=INK, lw=2, label="evidence: mean of all")
-        limit: Any = {"color": INK, "ls": ":", "lw": 1, "label": f"{1 / seen.alpha:g}"}
-        axes.axhline(seen.limit / math.log(10), **limit)
+        limit: Any = {"color": INK, "ls": ":", "lw": 1, "label": f"{1 / evidence.alpha:g}"}
+        axes.axhline(evidence.limit / math.log(10), **limit)
         axes.set_ylim(bottom=max(curve[:, 1].min() - 1, -6))
         axes.set_xlabel("tokens read")
         axes.set_ylabel("evidence, powers of 10")

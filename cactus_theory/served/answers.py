@@ -352,6 +352,7 @@ class Log:
         if self.evidence.impossible is None and len(far := np.flatnonzero(beyond > reader.edge)):
             place = int(far[0])
             token = {"line": answer.line, "token": place, "id": answer.token_ids[place]}
+            # JSON has no ∞, the distance of a token to which the target gives probability 0
             self.evidence.impossible = token | {"beyond": min(float(beyond[place]), 1e3)}
         self.encoded += answer.encoded
         self.evidence.add(answer.line, factors, growth)

@@ -134,9 +134,10 @@ class Expectation:
         check_texts(self.texts)
         width = critical(len(estimates), self.freedom)
         intervals = []
-        for own in estimates:
-            ends = (1, len(self.accepted)) if own is self.tokens_per_call else (0, 1)
-            intervals.append(wilson(own.value, self.error(own), width, self.texts, *ends))
+        for mean in estimates:
+            low, span = (1, len(self.accepted)) if mean is self.tokens_per_call else (0, 1)
+            error, texts = self.error(mean), self.texts
+            intervals.append(wilson(mean.value, error, width, texts, low=low, span=span))
         return intervals
 
     def coins(self, place: int) -> float:

@@ -56,8 +56,8 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
         engines.add(engine)
     if not histograms:
         raise ValueError(f"--records: must hold a record of vLLM, SGLang or AIPerf; got {path}")
-    requests, exactly = len(histograms), np.array(histograms, float)
-    at_least = exactly[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1): rounds that accept ≥ i
+    requests, exactly_i = len(histograms), np.array(histograms, float)
+    at_least = exactly_i[:, ::-1].cumsum(1)[:, ::-1]  # (requests, K + 1): rounds that accept ≥ i
     total = at_least.sum(0)
     before = np.maximum(total[:-1], 1)  # rounds that accept the position before
     further: Record = {"answers": float(requests), "drafted": None, "behind_ends": None}
@@ -66,7 +66,7 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
         further["drafted"] = float(sum(drafted))
     if engines == {"vllm"}:
         further["behind_ends"] = True
-    if all(counts is not None for counts in reached):
+    if all(by_position is not None for by_position in reached):
         further["shares"] = sum(reached) / before
     if requests >= FEWEST_TEXTS:  # standard error of a ratio of sums over requests (delta method)
         residuals = at_least[:, 1:] - at_least[:, :-1] * (total[1:] / before)
@@ -135,7 +135,7 @@ def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | Non
     steps, lengths = record.get("per_step_accepted"), record.get("per_step_drafted")
     by_length = record.get("acceptance_histogram_by_draft_length")
     table = np.zeros((width + 1, width + 1))  # number of rounds by tokens drafted, and accepted
-    rounds: list[tuple[int, int, int]] = []  # (tokens drafted, tokens accepted, number of rounds)
+    rounds: list[Any] = []  # (tokens drafted, tokens accepted, number of rounds)
     if steps is not None and lengths is not None:
         if steps:  # of an empty list _counts makes a round
             numbers = (_counts(f"{where}: by step", listed) for listed in (lengths, steps))

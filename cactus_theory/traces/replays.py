@@ -102,12 +102,10 @@ def replay(
     2.83 ± 0.10 tokens a call
     """
     trace = trace if isinstance(trace, Trace) else Trace.open(trace)
-    options: dict[str, Any] = {"divergences": divergences, "undrafted": undrafted}
-    widths = [num_draft_tokens]
-    (sums,) = replay_widths(
-        trace, policy, verifier, widths, on_cycles=on_cycles, **options
-    ).values()
-    return sums
+    options: dict[str, Any] = {"on_cycles": on_cycles, "undrafted": undrafted}
+    replays = replay_widths(trace, policy, verifier, [num_draft_tokens], divergences, **options)
+    (of_one_width,) = replays.values()
+    return of_one_width
 
 
 @one_thread()

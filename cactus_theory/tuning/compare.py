@@ -121,7 +121,7 @@ class Comparison:
         """Return the heads of the table and the cells of all lines that have numbers."""
         lines = [line for line in self.lines if line["nats"] is not None]
         known = {key for line in lines for key, value in line.items() if value is not None}
-        columns = {key: own for key, own in COLUMNS.items() if key in known}
+        columns = {key: column for key, column in COLUMNS.items() if key in known}
         cells = [
             [_cell(line, key, form, sign) for key, (_, form) in columns.items()] for line in lines
         ]

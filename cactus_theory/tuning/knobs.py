@@ -126,20 +126,20 @@ class Knobs:
 
     def why(self, width: int, level: float, unit: str) -> str:
         """Return in words why no value of the knob reaches the level."""
-        family, own = self.family, sorted(self.spent[width].items())
+        family, points = self.family, sorted(self.spent[width].items())
         errors = [*self.errors.values()][:1]
         raised = [f"raises {blamed(one) or f'{type(one).__name__}: {one}'}" for one in errors]
-        if not own:
+        if not points:
             return raised[0]
         knob = lambda x: f" at {family.varied}={family.value(x):g}" if family.varied else ""  # noqa: E731
-        for (x, low), (y, high) in pairwise(own):
+        for (x, low), (y, high) in pairwise(points):
             if (low - level) * (high - level) < 0:
                 return (
                     f"jumps past {level:g} {unit}, from {low:.4g}{knob(x)} to {high:.4g}{knob(y)}"
                 )
         # no two neighbours enclose the level, so all amounts are on one side of it
-        all_below = own[0][1] < level
-        x, end = (max if all_below else min)(own, key=lambda point: point[1])
+        all_below = points[0][1] < level
+        x, end = (max if all_below else min)(points, key=lambda point: point[1])
         reach = f"reaches {'at most' if all_below else 'at least'} {end:.4g} {unit}{knob(x)}"
         return ", elsewhere ".join([reach, *raised])
 
@@ -169,8 +169,8 @@ class Knobs:
         tried = {*self.spent[width], *self.errors}
         if not points and not tried:  # start where the knob was solved at the largest K so far
             return self.solved.get(max(self.solved, default=0), family.first)
-        above = ((low, high) for low, high in pairwise(points) if level < low[1])
-        flat = [(low[0], high[0]) for low, high in above if abs(high[1] - low[1]) <= FLAT * low[1]]
+        pairs = ((low, high) for low, high in pairwise(points) if level < low[1])
+        flat = [(low[0], high[0]) for low, high in pairs if abs(high[1] - low[1]) <= FLAT * low[1]]
         for low, high in pairwise(points):
             if (low[1] - level) * (high[1] - level) < 0 and self._wide(low[0], high[0]):
                 return _between(low, high, level if step % HALVING else None)
@@ -264,8 +264,8 @@ def within_surprise(
             exactly, solver.tolerance = solver.tolerance, ROUGH
             found = solver.at(width, level)
             solver.tolerance = exactly
-            above = math.inf if found is None else surprise_of(found) - most
-            tried[tilt] = above, tilted, solver
+            more = math.inf if found is None else surprise_of(found) - most
+            tried[tilt] = more, tilted, solver
         return tried[tilt][0]
 
     without = excess(0.0)
