@@ -148,6 +148,7 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
             answer = method(self, *rows, **dict(zip(options, named, strict=True)))
         if method.__name__ == "acceptance":  # the arguments are q, p and token ids
             return numbers(name, answer, arguments[1].gather(-1, arguments[2]) > 0)
+        # ``target`` may return None, except in classes whose law is this row
         rowless = answer is None and not hasattr(self, "row_is_emitted")
         if method.__name__ not in LAWS or (method.__name__ == "target" and rowless):
             return answer

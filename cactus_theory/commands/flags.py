@@ -59,7 +59,7 @@ def written(
             positional += [] if value is None else [_words(value)]
         elif isinstance(action, Repeated):
             given = [] if value in (None, action.default) else value
-            flags += [f"{flag(action.dest)} {_words(own)}" for own in given]
+            flags += [f"{flag(action.dest)} {_words(one)}" for one in given]
         elif action.dest not in (*leave_out, "help") and value != action.default:
             flags.append(f"{flag(action.dest)} {_words(value)}".rstrip())
     return " ".join([*positional, *flags])

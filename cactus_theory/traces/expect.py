@@ -148,7 +148,7 @@ class Expectation:
         """
         rate = self.if_accepted[place].value
         accepted, before = self._accepted[:, place], self._before[:, place]
-        # of A − rate·B, which are 1 if the position, and the one before, are accepted (A ≤ B)
+        # of A − rate·B; A and B are 1 if the position, and the one before, are accepted: A ≤ B
         variance = accepted * (1 - 2 * rate) + rate**2 * before - (accepted - rate * before) ** 2
         return float(variance.sum() / max(before.sum(), 1e-300))
 

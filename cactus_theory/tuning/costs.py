@@ -105,11 +105,11 @@ class Costs:
         ValueError
             The verification of the family was not measured.
         """
-        spent = sum(self.part(name, width) for name in PARTS)
+        time = sum(self.part(name, width) for name in PARTS)
         if not self.verify:
-            return spent
+            return time
         verify = self.verify[check.one_of("family", family, tuple(self.verify))]
-        return spent + self._read(verify, width)
+        return time + self._read(verify, width)
 
     def part(self, name: str, width: int) -> float:
         """Return the time of one of PARTS at K = ``width``."""

@@ -247,9 +247,8 @@ def _solved(
             spent[family.name] += search.spent
             if replay is None:
                 continue
-            surprise = -math.inf if most_surprise is None else surprise_of(replay)
-            if most_surprise is not None and surprise > most_surprise + CLOSE_SURPRISE:
-                surprised[family.name].append(surprise)
+            if most_surprise is not None and surprise_of(replay) > most_surprise + CLOSE_SURPRISE:
+                surprised[family.name].append(surprise_of(replay))
             else:
                 solved.append((tilted, replay))
     on_step("solving knobs", total, total)
