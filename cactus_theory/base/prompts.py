@@ -167,8 +167,8 @@ class Rendering:
             named = "--chat: a text" if prompt.messages is None else prompt.place
             raise ValueError(f"{named} needs a chat template; the target's tokenizer has none")
         try:
-            told = {"tokenize": False, "add_generation_prompt": True}
-            return tokenizer.apply_chat_template(messages, **told)
+            options = {"tokenize": False, "add_generation_prompt": True}
+            return tokenizer.apply_chat_template(messages, **options)
         except Exception as error:  # a template may raise anything
             rule = "must be a chat that the template takes"
             raise ValueError(f"{prompt.place} {rule}; {first_line(error)}") from error

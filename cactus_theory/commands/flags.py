@@ -40,8 +40,8 @@ class Repeated(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         """Append a value to the values given so far."""
-        own = getattr(namespace, self.dest)
-        setattr(namespace, self.dest, [values] if own is self.default else [*own, values])
+        given = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [values] if given is self.default else [*given, values])
 
 
 def written(

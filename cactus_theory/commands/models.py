@@ -57,9 +57,9 @@ def decoding(args: argparse.Namespace) -> str:
     given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
     given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
     words = ["cactus-theory", "generate"]
-    for name, own in given.items():
-        if own not in (None, AUTO, "cpu"):  # the defaults of generate
-            words += [f"--{name}", *(own if isinstance(own, list) else [str(own)])]
+    for name, value in given.items():
+        if value not in (None, AUTO, "cpu"):  # the defaults of generate
+            words += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
     return shlex.join([*words, *["--chat"] * args.chat, *["--trust-code"] * args.trust_code])
 
 

@@ -18,7 +18,7 @@ def _looks() -> dict[str, dict[str, Any]]:
     lines = POLICIES.read_text(encoding="utf-8").splitlines()
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     columns = {"color": "colour", "ls": "line", "marker": "marker"}
-    return {row["policy"]: {key: row[own] for key, own in columns.items()} for row in rows}
+    return {row["policy"]: {key: row[column] for key, column in columns.items()} for row in rows}
 
 
 LOOKS = _looks()

@@ -109,9 +109,9 @@ def run(args: argparse.Namespace) -> int:
         "target": identity(pair.target), "dtype": pair.dtype, "draft_mode": args.draft_mode,
         "draft": None if pair.draft is None else identity(pair.draft),
         "claim": repr(claim), "alpha": args.alpha, "slack": args.slack, "edge": args.edge,
-        "alternatives": [own.name for own in table], "prompts": repr(how),
+        "alternatives": [one.name for one in table], "prompts": repr(how),
     }  # fmt: skip
-    names = tuple(own.name for own in table)
+    names = tuple(one.name for one in table)
 
     def read(line: int, text: bytes) -> Answer:
         known = pair.tokenizer, reader.vocab, how

@@ -121,7 +121,7 @@ def run(args: Namespace) -> int:
         tuned = tune_shown(trace, Costs.ratios(args.cost_ratio, batch=args.batch), sought)
     tuned = replace(tuned, source=tuned.source | about)
     show(tuned, args.out, None if args.json else decoding(args))
-    return int(bool(tuned.over) and all(own.family.lossless for own in tuned.choices))
+    return int(bool(tuned.over) and all(choice.family.lossless for choice in tuned.choices))
 
 
 def check_asked(args: Namespace) -> None:

@@ -139,7 +139,7 @@ def told(report: Report) -> str:
     """Return the first finding in full, and the names of the remaining broken properties."""
     first, *others = report.findings
     text = message(report.policy, first)
-    names = ", ".join(own.property for own in others)
+    names = ", ".join(other.property for other in others)
     return f"{text}\nalso broken, often by the same fault: {names}" if others else text
 
 

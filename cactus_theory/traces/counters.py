@@ -302,7 +302,7 @@ def _compared(healthy: Expectation, observation: Observation) -> Compared:
     found = _Gaps(healthy, observation)
     limit = critical(len(found.places), healthy.freedom, QUIET)
     gaps: list[dict[str, Any]] = []
-    for place, *numbers, errors in zip(*(own.tolist() for own in found.columns), strict=True):
+    for place, *numbers, errors in zip(*(column.tolist() for column in found.columns), strict=True):
         values = int(place), *numbers, errors, abs(errors) > limit
         gaps.append(dict(zip(GAP, values, strict=True)))
     return Compared(gaps, any(gap["off"] for gap in gaps))
