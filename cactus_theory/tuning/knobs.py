@@ -331,9 +331,7 @@ def trace_knobs(
         metered = divergence, *signed
         return replay_widths(trace, policy, family.verifier, together, metered, undrafted=undrafted)
 
-    amount = options.pop(
-        "amount", lambda result: result.divergence_per_token(divergence.spec).value
-    )
+    amount = options.pop("amount", lambda done: done.divergence_per_token(divergence.spec).value)
     options["step"] = STEP if divergence == REGRET else 0.0
     return Knobs(family, widths, run, amount, **options)
 
@@ -437,9 +435,9 @@ def knobs_of(
         family = replace(family, trusted=not family.varied)
     if isinstance(source, Trace):
         if held == "acceptance":
-            options["amount"] = lambda result: result.acceptance.value
+            options["amount"] = lambda done: done.acceptance.value
         return trace_knobs(source, family, [width], kind, undrafted, signed, **options)
     by_acceptance = held == "acceptance"
-    amount = lambda result: (result.acceptance if by_acceptance else result.divergence).value  # noqa: E731
+    amount = lambda done: (done.acceptance if by_acceptance else done.divergence).value  # noqa: E731
     run = lambda policy, width: {width: row_means(policy, source, kind)}  # noqa: E731
     return Knobs(family, [width], run, amount, **options)
