@@ -163,12 +163,12 @@ def family_of(
     start = round(value_at(first)) if whole else value_at(first)
     base = read_policy(word, **fixed, **{varied: start}).at_ends(ends)
     label = parse_spec(word)[0] if isinstance(word, str) else called(base)
-    label = ",".join([f"{label}:{varied}", *(f"{knob}={value}" for knob, value in given.items())])
+    parts = [f"{label}:{varied}", *(f"{knob}={value}" for knob, value in given.items())]
     # nats of a user's policy may jump or fall, and whole numbers leave gaps
     ours = class_.__module__.startswith(PACKAGE) and not whole
     trusted = ours and (isinstance(base, Band) or base.declares.continuous)
     trusted = trusted and (varied == "tilt" or not tilt_of(base))  # tilted: nats fall, then rise
-    return Family(label, verifier, base, varied, *scale, whole, trusted)
+    return Family(",".join(parts), verifier, base, varied, *scale, whole, trusted)
 
 
 def _free(word: Any, class_: Any, given: Collection[str], kind: Divergence) -> str | None:
