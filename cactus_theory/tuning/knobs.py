@@ -107,7 +107,7 @@ class Knobs:
             if (x := self._next(width, level, step)) is None:
                 break
             self._try(x, width)
-        # the amount jumps over the level: of the points just below, the one with most
+        # where the amount jumps over the level: of the points just below, the one with most
         least = level * (1 - self.step)
         below = [(amount, x) for x, amount in points.items() if least <= amount <= level]
         if not below:
