@@ -60,11 +60,12 @@ class Block(Verifier):
         """Return the exact law of the verdict on chains; NotImplementedError for a tree."""
         if not draft.is_chain:
             return super().law(assigned, target_probs, draft)
-        walk = Blocks(assigned, target_probs.double(), draft)
-        after = (1 - walk.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
-        stop = walk.value * torch.cat([after, torch.ones_like(walk.value[:, :1])], -1)
-        last = normalised_or(walk.last, torch.zeros_like(walk.last))
-        return VerdictLaw(stop, last, walk.alive, walk.emitted)
+        blocks = Blocks(assigned, target_probs.double(), draft)
+        # the path ends at node i iff the coin of node i passes and the coin of no later node does
+        none_later = (1 - blocks.value[:, 1:]).flip(-1).cumprod(-1).flip(-1)
+        stop = blocks.value * torch.cat([none_later, torch.ones_like(blocks.value[:, :1])], -1)
+        last = normalised_or(blocks.last, torch.zeros_like(blocks.last))
+        return VerdictLaw(stop, last, alive=blocks.alive, emitted=blocks.emitted)
 
 
 def verify_block(

@@ -41,19 +41,19 @@ class Chain(Verifier):
         width = ids.shape[1]
         p = one_hot(ids, q) if draft.probs is None else draft.probs.double()
         counts = torch.as_tensor(draft.counts, device=ids.device)
-        on = torch.arange(width, device=ids.device) < counts[:, None]
-        accepted = q.new_zeros(ids.shape)
+        drafted = torch.arange(width, device=ids.device) < counts[:, None]
+        phi = q.new_zeros(ids.shape)
         recovered, emitted = torch.zeros_like(q[:, :width]), torch.zeros_like(q[:, :width])
         for number, policy in enumerate(assigned.policies):
             choice = assigned.choice
-            judged = on if choice is None else on & (choice[:, :width] == number)
-            rows = q[:, :width][judged], p[judged], ids[judged]
-            accepted[judged] = policy.acceptance(rows[0], rows[1], rows[2][:, None])[:, 0]
-            recovered[judged] = policy.residual(*rows)
-            emitted[judged] = policy.emitted(*rows[:2])
-        start = torch.ones_like(q[:, :1, 0])
-        alive = torch.cat([start, accepted.cumprod(-1)], -1)
-        stop = alive * torch.cat([1 - accepted, start], -1)  # no token is accepted after the draft
+            judged = drafted if choice is None else drafted & (choice[:, :width] == number)
+            q_rows, p_rows, tokens = q[:, :width][judged], p[judged], ids[judged]
+            phi[judged] = policy.acceptance(q_rows, p_rows, tokens[:, None])[:, 0]
+            recovered[judged] = policy.residual(q_rows, p_rows, tokens)
+            emitted[judged] = policy.emitted(q_rows, p_rows)
+        ones = torch.ones_like(q[:, :1, 0])
+        alive = torch.cat([ones, phi.cumprod(-1)], -1)
+        stop = alive * torch.cat([1 - phi, ones], -1)  # no token is accepted after the draft
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
         last[batch, counts] = undrafted(assigned, q, counts)
@@ -122,26 +122,27 @@ def chain_on_device(
     assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
     if not width:
-        none = ids.new_zeros(len(ids))
-        return none, pick(undrafted(assigned, q, none), draw)
+        zeros = ids.new_zeros(len(ids))  # no token is accepted, and every text is at node 0
+        return zeros, pick(undrafted(assigned, q, zeros), draw)
     lengths = torch.as_tensor(draft.counts, device=ids.device)
     q_n = q[:, :width].gather(-1, ids[..., None])[..., 0].double()
     p_n = torch.ones_like(q_n) if p is None else p.gather(-1, ids[..., None])[..., 0].double()
-    phi = [_acceptance(one, q[:, :width], p, ids, (q_n, p_n)) for one in assigned.policies]
+    phi = [_acceptance(policy, q[:, :width], p, ids, (q_n, p_n)) for policy in assigned.policies]
     lawful = ~(q_n + p_n).isnan()
     drafted = torch.arange(width, device=ids.device) < lengths[:, None]
     passed = (accept < assigned.chosen(phi, slice(None), slice(width))) & lawful & drafted
     accepted = passed.long().cumprod(-1).sum(-1)
     batch = torch.arange(len(ids), device=ids.device)
-    at = (batch, accepted.clamp(max=width - 1))
-    tokens, q_rows = ids[at], q[at]
-    p_rows = one_hot(tokens, q_rows) if p is None else p[at]
+    # a text without a rejected token gets some other place, whose residual is not used
+    rejected = (batch, accepted.clamp(max=width - 1))
+    tokens, q_rows = ids[rejected], q[rejected]
+    p_rows = one_hot(tokens, q_rows) if p is None else p[rejected]
     residuals = [policy.residual(q_rows, p_rows, tokens) for policy in assigned.policies]
-    recovered = assigned.chosen(residuals, *at)
-    free = undrafted(assigned, q, accepted)
-    law = torch.where((accepted < lengths)[:, None], recovered, free.to(recovered.dtype))
-    undecided = (accepted < lengths) & ~lawful[at]
-    return accepted, torch.where(undecided, NO_TOKEN, pick(law, draw))
+    recovered = assigned.chosen(residuals, *rejected)
+    undrafted_rows = undrafted(assigned, q, accepted)
+    rows = torch.where((accepted < lengths)[:, None], recovered, undrafted_rows.to(recovered.dtype))
+    undecided = (accepted < lengths) & ~lawful[rejected]
+    return accepted, torch.where(undecided, NO_TOKEN, pick(rows, draw))
 
 
 def _acceptance(

@@ -35,8 +35,8 @@ def verify_tensors(
     """
     if coins is not None and generator is not None:
         raise ValueError("coins, generator: at most one may be given; got both")
-    given = cast(Any, policy) if isinstance(policy, list | tuple) else [policy]
-    policies = [one if isinstance(one, Policy) else read_policy(one) for one in given]
+    several = cast(Any, policy) if isinstance(policy, list | tuple) else [policy]
+    policies = [each if isinstance(each, Policy) else read_policy(each) for each in several]
     tensors.check_tensor("draft_token_ids", draft_token_ids, "an int64 tensor", torch.int64)
     if validate:
         target_probs, draft_probs = _checked(
@@ -47,8 +47,8 @@ def verify_tensors(
     for policy in policies:
         verifier.check(policy)
     if not len(draft_token_ids):  # an empty batch
-        none = draft_token_ids.new_zeros(0)
-        return Verdict(draft_token_ids, none, none, None if tree is None else draft_token_ids)
+        empty, path = draft_token_ids.new_zeros(0), None if tree is None else draft_token_ids
+        return Verdict(draft_token_ids, num_accepted=empty, last=empty, path=path)
     rows = None if draft_probs is None else draft_probs.detach()
     if tree is None:
         drafted = draft_token_ids >= 0
@@ -121,11 +121,12 @@ def _checked(
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
         )
-    deepest = () if tree is None else (max(map(max, tree.depths), default=0) + 1,)
-    _check_coins(coins, (batch, width), (batch, *deepest))
+    draws = () if tree is None else (max(map(max, tree.depths), default=0) + 1,)
+    _check_coins(coins, (batch, width), (batch, *draws))
     _check_ids(ids, q.shape[-1])
-    read = ids >= 0
-    q = _normalised("target_probs", q, torch.nn.functional.pad(read, (1, 0), value=True))
+    used = ids >= 0
+    # target row 0 follows the text and row i + 1 follows drafted token i
+    q = _normalised("target_probs", q, torch.nn.functional.pad(used, (1, 0), value=True))
     if draft is None:
         return q, None
     p = tensors.as_tensor("draft_probs", draft)
@@ -135,10 +136,10 @@ def _checked(
     if p.shape != (shape := (batch, width, q.shape[-1])):
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
     if tree is not None:  # draft rows are read only at nodes after which a token was sampled
-        for nodes, judged in zip(read, tree.first_after, strict=True):
-            nodes[:] = False
-            nodes[[*judged]] = True
-    return q, _normalised("draft_probs", p, read)
+        for used_of_text, place_by_node in zip(used, tree.first_after, strict=True):
+            used_of_text[:] = False
+            used_of_text[[*place_by_node]] = True
+    return q, _normalised("draft_probs", p, used)
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
@@ -151,14 +152,14 @@ def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
 
 
 def _check_ids(ids: Tensor, vocab: int) -> None:
-    if ids.is_cuda or not ids.numel():
+    if ids.is_cuda or not ids.numel():  # on CUDA no value is read on the host
         return
-    own = ids.numpy()  # on a few ids numpy's passes take a fifth of torch's time
-    least, most = int(own.min()), int(own.max())
+    table = ids.numpy()  # on a few ids numpy's passes take a fifth of torch's time
+    least, most = int(table.min()), int(table.max())
     if least < -1 or most >= vocab:
         wrong = most if most >= vocab else least
         raise ValueError(f"draft_token_ids: must lie in [0, {vocab}) or be -1; got {wrong}")
-    if least < 0 and ((own[:, 1:] >= 0) & (own[:, :-1] < 0)).any():
+    if least < 0 and ((table[:, 1:] >= 0) & (table[:, :-1] < 0)).any():
         raise ValueError("draft_token_ids: -1 must end a row's draft; got a token after a -1")
 
 

@@ -89,8 +89,8 @@ class Draft:
     def path(self, row: int, place: int) -> list[int]:
         """Return the places of the drafted tokens from the settled text to ``place``."""
         path = [place]
-        while node := self.node(row, path[0]):
-            path.insert(0, node - 1)
+        while node := self.node(row, path[0]):  # 0 is the settled text
+            path.insert(0, node - 1)  # node i + 1 is the text with token i
         return path
 
     @cached_property
@@ -128,8 +128,9 @@ class Draft:
         assert self.sampled is not None
         flags = ~self.sampled if self.deterministic is None else self.deterministic
         fixed = [[list[int]() for _ in range(count + 1)] for count in self.lengths]
-        for row, (above, on) in enumerate(zip(self.above, as_list(flags), strict=True)):
-            for node, token in compress(zip(above, self.ids[row], strict=False), on):
+        for row, (above, is_fixed) in enumerate(zip(self.above, as_list(flags), strict=True)):
+            # ids and flags are padded, ``above`` is not
+            for node, token in compress(zip(above, self.ids[row], strict=False), is_fixed):
                 fixed[row][node].append(token)
         return fixed
 
@@ -142,16 +143,17 @@ class Draft:
     @cached_property
     def first_after(self) -> list[dict[int, int]]:
         """Return by text the place of the first token, or first sampled token, after each node."""
-        kept = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
-        rows = zip(self.above, as_list(kept), strict=True)
-        places = [[*compress(enumerate(above), on)] for above, on in rows]
-        return [{node: place for place, node in reversed(own)} for own in places]
+        judgeable = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
+        rows = zip(self.above, as_list(judgeable), strict=True)
+        placed = [[*compress(enumerate(above), flags)] for above, flags in rows]
+        # in reverse, so that the first place after a node is written last and stays
+        return [{node: place for place, node in reversed(pairs)} for pairs in placed]
 
     def of_text(self, row: int) -> "Draft":
         """Return the draft of one text as a batch of 1."""
         parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        one = {name: part[row : row + 1] for name, part in parts.items() if part is not None}
-        return replace(self, **one)
+        of_row = {name: part[row : row + 1] for name, part in parts.items() if part is not None}
+        return replace(self, **of_row)
 
     @property
     def lengths(self) -> list[int]:
@@ -210,10 +212,10 @@ class Assignment:
         tilts = tuple(map(tilt_of, self.policies))
         if self.target is not None or not any(tilts):
             return self, target_probs
-        about = tuple(map(untilted, self.policies))
+        policies = tuple(map(untilted, self.policies))
         rows = {tilt: colder(target_probs, tilt) for tilt in tilts}
-        bare = replace(self, policies=about, tilts=tilts, target=target_probs)
-        return bare, self.by_node([rows[tilt] for tilt in tilts])
+        without_tilts = replace(self, policies=policies, tilts=tilts, target=target_probs)
+        return without_tilts, self.by_node([rows[tilt] for tilt in tilts])
 
     def by_node(self, values: Sequence[Tensor]) -> Tensor:
         """Return at every node the entry of the policy chosen there, of ``values`` by policy.
@@ -230,9 +232,10 @@ class Assignment:
         if self.choice is None:
             return values[0]
         choice, chosen = self.choice[at], values[0]
-        for number, other in enumerate(values[1:], 1):
-            judged = (choice == number).reshape(*choice.shape, *[1] * (chosen.ndim - choice.ndim))
-            chosen = torch.where(judged, other, chosen)
+        entry_axes = [1] * (chosen.ndim - choice.ndim)  # one more if the values are rows
+        for number, value in enumerate(values[1:], 1):
+            is_chosen = (choice == number).reshape(*choice.shape, *entry_axes)
+            chosen = torch.where(is_chosen, value, chosen)
         return chosen
 
 
@@ -300,8 +303,8 @@ class Verdict:
     @cached_property
     def on_host(self) -> list[Any]:
         """Return ``num_accepted``, ``path``, ``alive`` and ``raised`` as lists, or None."""
-        fields = self.num_accepted, self.path, self.alive, self.raised
-        return [None if of is None else as_list(of) for of in fields]
+        values = self.num_accepted, self.path, self.alive, self.raised
+        return [None if value is None else as_list(value) for value in values]
 
     def nodes(self, row: int) -> list[Any]:
         """Return the nodes where a text's tokens were emitted, in order."""

@@ -57,10 +57,10 @@ def _pick_blocked(rows: Tensor, draw: Tensor) -> Tensor:
     threshold = draw[:, None] * total
     block = _first_beyond(cumulative, threshold)
     before = cumulative.gather(-1, block) - sums.gather(-1, block)
-    inside = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
-    inside = inside.cumsum(-1, dtype=torch.float64)
-    rest = (threshold - before).clamp(min=0.0)  # sums of blocks and entries round differently
-    token = block * BLOCK + _first_beyond(inside, rest)
+    entries = blocks.gather(1, block[..., None].expand(-1, -1, BLOCK))[:, 0]
+    inside = entries.cumsum(-1, dtype=torch.float64)
+    threshold_inside = (threshold - before).clamp(min=0.0)  # sums of blocks round differently
+    token = block * BLOCK + _first_beyond(inside, threshold_inside)
     return torch.where((total > 0) & (total < torch.inf), token, NO_TOKEN)[:, 0]
 
 
@@ -98,8 +98,9 @@ def toss(
 
     if isinstance(generator, list):
         table = torch.zeros(batch, width + 1, dtype=torch.float64, device="cpu")
-        for own, length, source in zip(table, as_list(lengths), generator, strict=True):
-            own[:length], own[width:] = torch.split(uniform(source, length + 1).cpu(), [length, 1])
+        for coins, length, source in zip(table, as_list(lengths), generator, strict=True):
+            numbers = uniform(source, length + 1).cpu()
+            coins[:length], coins[width:] = numbers[:length], numbers[length:]
     else:
         table = uniform(generator, batch, width + 1)
     table = table.to(device)

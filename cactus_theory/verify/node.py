@@ -51,10 +51,10 @@ class Residual:
         self, q: np.ndarray, p: np.ndarray | None = None, scale: float = 1.0,
         levels: dict[int, float] | None = None,
     ) -> None:  # fmt: skip
-        if levels:
-            ids, own = [*levels], q[[*levels]] * np.array([*levels.values()])
+        if levels:  # write out s q with all values of s, so that the one scale left is 1
+            ids, levelled = [*levels], q[[*levels]] * np.array([*levels.values()])
             q = np.multiply(q, scale, dtype=np.float64)
-            q[ids], scale = own, 1.0
+            q[ids], scale = levelled, 1.0
         self.q, self.p, self.scale = q, q[:0] if p is None else p, scale
 
     @property
@@ -111,9 +111,10 @@ class Node:
 
     def copy(self) -> "Node":
         """Return this node with copies of its rows, which stay valid after the round."""
-        q, p, own = (None if row is None else row * 1 for row in (self.q, self.p, self.untilted))
+        rows = self.q, self.p, self.untilted
+        q, p, untilted = (None if row is None else row * 1 for row in rows)
         path = self.token, self.alive, self.raised, self.fixed
-        return Node(self.verifier, self.policy, q, p, *path, own)
+        return Node(self.verifier, self.policy, q, p, *path, untilted)
 
     @property
     def drafted(self) -> bool:
@@ -182,13 +183,14 @@ class Node:
             kept = self.chosen >= 0
             token = self.chosen if kept else int(self.q.argmax())
             row = OneTokenRow(self.q, token, kept, self.alive)
-            return None if math.isnan(row.chance) else row
+            return None if math.isnan(row.chance) else row  # with NaN, draws from the law fail
         if self.token is not None and not math.isnan(self.raised):
             assert self.policy.look_ahead is not None
             return self.policy.look_ahead.row(self.q, self.token, self.raised, self.alive)
         p = self.offers if self.policy.highest > 1 else self.q  # else h = q, whatever is drafted
+        alive = self.alive if self.verifier.by_path else 1.0
         # a node with P = 0 is never reached; bands are not defined at P = 0
-        return self.policy.row(self.q, p, self.verifier.by_path and self.alive or 1.0)
+        return self.policy.row(self.q, p, alive or 1.0)
 
     @cached_property
     def target(self) -> Float[Tensor, "vocab"]:
@@ -218,13 +220,15 @@ class Node:
         first (Theorem 15); the band is solved only if r does not decide.
         """
         row = self.solved
-        if row is None or isinstance(row, OneTokenRow) or (self.fixed and self.policy.highest > 1):
+        # under a selection law the edges are those of p°/q, and r is made of another row, p
+        of_selection_law = self.fixed and self.policy.highest > 1
+        if row is None or isinstance(row, OneTokenRow) or of_selection_law:
             return share < self.ratio
         assert (token := self.token) is not None
         p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
         if row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
             return True
-        return row.factor != 1 and share < self.ratio
+        return row.factor != 1 and share < self.ratio  # with a factor, False may mean unknown
 
     @cached_property
     def ratio(self) -> float:
@@ -239,10 +243,10 @@ class Node:
             return self.__dict__["ratio"]
         p_n, q_n = float(p[token]), float(self.q[token])
         if row is None:
-            p_n /= float(_tensor(p).sum(dtype=torch.float64))
+            p_n /= float(_tensor(p).sum(dtype=torch.float64))  # as ``law`` has the sum 1
             h_n = self.alive * float(self.law[token])
         else:
-            row.upper_exceeds(math.inf)
+            row.upper_exceeds(math.inf)  # solves the row
             if not self.fixed or self.policy.highest <= 1:
                 return row.ratio_of(token, q_n, p_n)
             h_n = row.raised(token, q_n, self.offers[token]) * q_n
@@ -263,7 +267,7 @@ class Node:
         """
         p, row = None if self.token is None else self.drawn_from, self.solved
         if row is not None:
-            row.upper_exceeds(math.inf)
+            row.upper_exceeds(math.inf)  # solves the row
             levels = dict(row.levels)
             for token in self.fixed if self.policy.highest > 1 else ():  # raised by selection law
                 levels[token] = row.raised(token, self.q[token], self.offers[token])
@@ -282,7 +286,7 @@ class Node:
             return float(self.target[token])
         if self.solved is None or (self.solved.compiled and loops() is None):
             return float(self.law[token])
-        self.solved.upper_exceeds(math.inf)
+        self.solved.upper_exceeds(math.inf)  # solves the row
         return self.solved.law_at(token, self.q, self.offers)
 
     @cached_property
@@ -291,21 +295,21 @@ class Node:
 
         Each of the three adds up over the tokens of a text, as charges do.
         """
-        q, law = self.q, NodeRow(1.0) if self.lossless else self.solved
+        q, solved = self.q, NodeRow(1.0) if self.lossless else self.solved
         if loops() is None or isinstance(q, Tensor):
             return _directions_in_torch(self)
-        if law is not None:
-            law.upper_exceeds(math.inf)
-        band = None if law is None else law.band
+        if solved is not None:
+            solved.upper_exceeds(math.inf)  # solves the row
+        band = None if solved is None else solved.band
         band, h = (NO_BAND, self.law.numpy()) if band is None else (band, EMPTY)
         target = q if self.untilted is None else self.untilted
         rows = (np.ascontiguousarray(row) for row in (q, self.offers, h, target))
-        own, p, h, target = rows
-        h_t, t_t, both, square, outside = loops().directions_of(own, p, band, h, target)
-        if outside:
+        q, p, h, target = rows
+        h_log_t, t_log_t, h_t, t_t, outside = loops().directions_of(q, p, band, h, target)
+        if outside:  # h > 0 where the target t = 0, and ln t = −∞
             return _directions_in_torch(self)
-        entropy = -h_t - self.charge(KL).spent
-        return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_t - h_t, both - square)
+        entropy = -h_log_t - self.charge(KL).spent  # −Σ h ln h = −Σ h ln t − KL(h‖t)
+        return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_log_t - h_log_t, h_t - t_t)
 
     def charge(self, divergence: Divergence | None = None) -> Charge:
         """Return D(h‖q), the acceptance and the mass raised off the head; the result is kept.
@@ -335,8 +339,8 @@ class Nodes:
             q, p = q.to(dtype), p.to(dtype)
         self.assigned, self.rows = assigned.seen(q)
         self.verifier, self.draft, self.q = verifier, draft, _readable(self.rows)
-        own = None if self.assigned.target is None else self.assigned.target.to(q.dtype)
-        self.p, self.target = (None if of is None else _readable(of) for of in (p, own))
+        target = None if self.assigned.target is None else self.assigned.target.to(q.dtype)
+        self.p, self.target = (None if rows is None else _readable(rows) for rows in (p, target))
 
     @cached_property
     def raised(self) -> list[list[float]] | None:
@@ -349,16 +353,16 @@ class Nodes:
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
         """Return by text the child kept at each node, for deterministic trees under ``regret``."""
-        draft, found = self.draft, dict[int, list[int]]()
+        draft, kept = self.draft, dict[int, list[int]]()
         if draft.sampled is None or isinstance(self.q, Tensor):
-            return found
+            return kept
         for row, count in enumerate(draft.lengths):
             first, *others = (self.assigned.policy(row, node) for node in range(count + 1))
-            path, alone = first.look_ahead, all(own is first for own in others)
-            if alone and isinstance(path, RegretPath) and not draft.sampled[row].any():
+            ahead, alone = first.look_ahead, all(other is first for other in others)
+            if alone and isinstance(ahead, RegretPath) and not draft.sampled[row].any():
                 rows = self.rows[row].double()
-                found[row] = path.descent(rows, draft.above[row], draft.ids[row][:count])
-        return found
+                kept[row] = ahead.descent(rows, draft.above[row], draft.ids[row][:count])
+        return kept
 
     def at(self, row: int, node: int, alive: float = 1.0, accepted: int | None = None) -> Node:
         """Return a node; if a schedule chose its policy by a node, return that node.
@@ -370,18 +374,19 @@ class Nodes:
             return self.assigned.nodes[row, node]
         draft, p, token, raised = self.draft, None, None, math.nan
         fixed = () if draft.sampled is None else draft.fixed[row][node]
+        place = accepted
         if accepted is None or draft.sampled is not None:
-            accepted = draft.judged(row, node)
-        if accepted is not None:
-            token, p = draft.ids[row][accepted], None if self.p is None else _row(self.p, row, node)
+            place = draft.judged(row, node)
+        if place is not None:
+            token, p = draft.ids[row][place], None if self.p is None else _row(self.p, row, node)
             raised = math.nan if self.raised is None else self.raised[row][node]
-        q, policy, own = _row(self.q, row, node), self.assigned.policy(row, node), None
+        q, policy, untilted = _row(self.q, row, node), self.assigned.policy(row, node), None
         if self.target is not None and self.assigned.tilts[self.assigned.number(row, node)]:
-            own = _row(self.target, row, node)
-        found = Node(self.verifier, policy, q, p, token, alive, raised, fixed, own)
+            untilted = _row(self.target, row, node)
+        made = Node(self.verifier, policy, q, p, token, alive, raised, fixed, untilted)
         if row in self.chosen:
-            found.chosen = self.chosen[row][node]
-        return found
+            made.chosen = self.chosen[row][node]
+        return made
 
 
 def nodes_of_rows(
@@ -410,7 +415,10 @@ def _tensor(row: Row) -> Tensor:
 
 
 def _together(nodes: Iterable[Node], kind: Callable[[Node], Any]) -> Iterator[list[Node]]:
-    """Yield groups of nodes that one call of a policy can compute together."""
+    """Yield groups of nodes that one call of a policy can compute together.
+
+    Nodes of a group have the same ``kind``; on a CPU their rows have up to ENTRIES entries.
+    """
     groups: dict[Any, list[Node]] = {}
     for node in nodes:
         groups.setdefault((id(node.policy), id(node.verifier), kind(node)), []).append(node)
@@ -428,7 +436,7 @@ def stacked(nodes: Sequence[Node], name: str) -> Float[Tensor, "nodes vocab"]:
 def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
     """Compute φ, or h, at all nodes whose policy has no compiled row: one call for each policy."""
     asked = [node for node in nodes if node.solved is None and not node.is_known]
-    if len(asked) > 1:
+    if len(asked) > 1:  # a single node computes φ or h when either is read
         ask_phi(node for node in asked if node.accepts_by_phi)
         write_laws(node for node in asked if not node.accepts_by_phi)
     return nodes
@@ -464,7 +472,7 @@ def write_laws(nodes: Iterable[Node]) -> None:
             h = first.verifier.emitted(first.policy, q, normalised(stacked(group, "offers")), path)
         else:
             h = first.policy.undrafted(q)
-        laws = q if h is q else h.detach().double()
+        laws = q if h is q else h.detach().double()  # q itself: the node is ``lossless``
         for node, target, law in zip(group, q, laws, strict=True):
             if node.untilted is None:
                 node.__dict__["target"] = target
@@ -498,17 +506,18 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
 
 
 def _charge_in_loops(node: Node, divergence: Divergence) -> Charge:
+    """Return a node's charge from its solved band; h is written out only if there is no band."""
     if not node.drafted and node.lossless:
         return UNCHARGED
-    f, law, q = divergence.generator, node.solved, node.q
-    if node.untilted is not None:
-        law, q = None, node.untilted
-    if law is not None:
-        law.upper_exceeds(math.inf)
-    h = node.law.numpy() if law is None or law.band is None else law
+    f, solved, q = divergence.generator, node.solved, node.q
+    if node.untilted is not None:  # the band was solved for the tilted row
+        solved, q = None, node.untilted
+    if solved is not None:
+        solved.upper_exceeds(math.inf)  # solves the row
+    h = node.law.numpy() if solved is None or solved.band is None else solved
     assert f is not None
     charge = charge_of(f, q, node.offers, node.alive or 1.0, h)
-    if divergence is f:
+    if divergence is f:  # else a function of the f-divergence, such as Rényi's
         return charge
     spent = torch.tensor(charge.spent, dtype=torch.float64, device="cpu")
     return charge._replace(spent=float(divergence.from_generator(spent)))
@@ -523,7 +532,7 @@ def _charges_in_torch(nodes: Sequence[Node], divergence: Divergence) -> list[Cha
     q, h = (torch.stack([getattr(node, name) for node in nodes]) for name in ("target", "law"))
     p = normalised(stacked(nodes, "offers"))
     alive = q.new_tensor([[node.alive or 1.0] for node in nodes])
-    columns = (
+    columns = (  # in the order of Charge
         divergence.value(h, q).clamp(min=0.0),
         torch.minimum(p / alive, h).sum(-1),
         raised_off_head(h, q),

@@ -21,15 +21,15 @@ def block_on_device(
     is the alive ratio) takes one round trip between host and device for each step.
     """
     ids = draft.token_ids
-    walk = Blocks(assigned, target_probs, draft)
-    place = torch.arange(1, ids.shape[1] + 1, device=ids.device)
-    passed = torch.where(accept < walk.value[:, 1:], place, 0)
+    blocks = Blocks(assigned, target_probs, draft)
+    node = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # coin i is that of node i + 1
+    passed = torch.where(accept < blocks.value[:, 1:], node, 0)
     accepted = torch.nn.functional.pad(passed, (1, 0)).amax(-1)  # 0 where nothing was drafted
-    last = pick(walk.last[torch.arange(len(ids), device=ids.device), accepted], draw)
-    alive = walk.alive[:, :-1]
-    undecided = ((walk.alive > 0) & walk.value.isnan()).any(-1)  # rows with NaN: no coin can decide
-    last = torch.where(undecided, NO_TOKEN, last)
-    return Verdict(ids, accepted, last, alive=alive, raised=walk.raised)
+    last = pick(blocks.last[torch.arange(len(ids), device=ids.device), accepted], draw)
+    alive = blocks.alive[:, :-1]
+    has_nan = ((blocks.alive > 0) & blocks.value.isnan()).any(-1)  # no coin can decide
+    last = torch.where(has_nan, NO_TOKEN, last)
+    return Verdict(ids, accepted, last, alive=alive, raised=blocks.raised)
 
 
 class Blocks:
@@ -60,22 +60,23 @@ class Blocks:
 
     def _step(self, place: int, counts: Tensor) -> None:
         """Fill in the entries of the node after ``place`` tokens, and P of the next node."""
-        on = (place < counts)[:, None]
+        drafted = (place < counts)[:, None]
         alive, q, ids = self.alive[:, place], self.q[:, place].double(), self.ids[:, place]
         p = one_hot(ids, q) if self.p is None else self.p[:, place].double()
-        path = PathState(alive, None if self.raised is None else self.raised[:, place])
-        rows = [policy.target(q, p, path) for policy in self.assigned.policies]
+        state = PathState(alive, None if self.raised is None else self.raised[:, place])
+        rows = [policy.target(q, p, state) for policy in self.assigned.policies]
         h = self.assigned.chosen(rows, slice(None), place).double()  # type: ignore[arg-type]
         mass = alive[:, None] * h
         residual = (mass - p).clamp(min=0.0)
-        total = residual.sum(-1)
-        value = torch.where(alive == 1, 1.0, total / (total + (1 - alive)))
-        following = accept_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
-        law = torch.where((total <= 0)[:, None], q, residual)  # NaN stays NaN
-        self.value[:, place] = torch.where(on[:, 0], value, 0.0)
-        self.last[:, place] = torch.where(on, law, 0.0).to(self.last.dtype)
-        self.emitted[:, place] = torch.where(on, h, 0.0)
-        self.alive[:, place + 1] = torch.where(on[:, 0], following, 0.0)
+        residual_mass = residual.sum(-1)
+        # R/(R + 1 − P), and 1 at P = 1, even if rounding makes R = 0
+        threshold = torch.where(alive == 1, 1.0, residual_mass / (residual_mass + (1 - alive)))
+        next_alive = accept_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
+        last = torch.where((residual_mass <= 0)[:, None], q, residual)  # NaN stays NaN
+        self.value[:, place] = torch.where(drafted[:, 0], threshold, 0.0)
+        self.last[:, place] = torch.where(drafted, last, 0.0).to(self.last.dtype)
+        self.emitted[:, place] = torch.where(drafted, h, 0.0)
+        self.alive[:, place + 1] = torch.where(drafted[:, 0], next_alive, 0.0)
 
 
 def raised_entries(

@@ -50,13 +50,13 @@ class Tree(Block):
                 f"draft: a tree for verifier={self.spec!r} must declare which tokens were sampled; "
                 "got sampled=None"
             )
-        shown = draft.probs, assigned.choice, assigned.target
-        p, choice, target = (None if of is None else of.cpu() for of in shown)
+        tensors = draft.probs, assigned.choice, assigned.target
+        p, choice, target = (None if tensor is None else tensor.cpu() for tensor in tensors)
         draft = replace(draft, probs=p)
         on_host = replace(assigned, choice=choice, target=target)
         assigned, q = on_host.seen(target_probs.cpu())
         texts = enumerate(zip(as_list(accept), as_list(draws), strict=True))
-        walks = [Descent(draft, row, *coins) for row, coins in texts]
+        walks = [Descent(draft, row, coins=coins, draws=last) for row, (coins, last) in texts]
         walking = walks
         while walking:
             runs = [walk.run() for walk in walking]
@@ -67,8 +67,9 @@ class Tree(Block):
             path = walk.accepted()
             padding = [-1] * (ids.shape[1] - len(path))
             table.append([len(path), walk.runs[-1].last, *path, *padding])
-        tokens = ids.new_tensor(table)
-        return Verdict(ids, tokens[:, 0], tokens[:, 1], tokens[:, 2:], paths=walks)
+        columns = ids.new_tensor(table)
+        accepted, last, path = columns[:, 0], columns[:, 1], columns[:, 2:]
+        return Verdict(ids, num_accepted=accepted, last=last, path=path, paths=walks)
 
 
 def declared_tree(
@@ -104,10 +105,10 @@ def _check_family(ids: Tensor, parents: Tensor) -> None:
     alike = (parents[:, :, None] == parents[:, None]) & (ids[:, :, None] == ids[:, None])
     equal = (alike & (ids >= 0)[:, None]).triu(1)
     if bool(equal.any()):
-        row, one, other = as_list(equal.nonzero()[0])
+        row, first, second = as_list(equal.nonzero()[0])
         raise ValueError(
             "draft_token_ids: siblings must be different tokens; "
-            f"got tokens {one} and {other} of row {row}"
+            f"got tokens {first} and {second} of row {row}"
         )
 
 

@@ -85,8 +85,10 @@ class Path:
         if self.is_undecided:
             return
         node = self.node(self.accepted)
-        known = (node.q, node.drawn_from, self.scale) if self.scale is not None else None
-        residual = Residual(*known) if known else node.residual()
+        if self.scale is None:
+            residual = node.residual()
+        else:
+            residual = Residual(node.q, node.drawn_from, self.scale)
         self.last = residual.draw(self.draw)
         if self.last == NO_TOKEN and node.token is not None and residual.mass <= 0:
             self.last = Residual(node.q).draw(self.draw)
@@ -99,7 +101,7 @@ class Path:
         alive, low, high = self.alive, self.low, self.high
         while alive[-1] and (place := len(alive) - 1) < self.count:
             least, most = alive[-1] * low[place], alive[-1] * high[place]
-            if least >= 1 or least == most:
+            if least >= 1 or least == most:  # P of the next node is known from the bounds
                 alive.append(min(1.0, least))
             else:
                 return self.cut or self._may_pass(place)
@@ -124,7 +126,7 @@ class Path:
         while place and (missing := 1 - self.alive[place]):
             coin = self.coins[place - 1]
             if coin < self.alive[place]:
-                if place == self.count:
+                if place == self.count:  # the coin of the end passes below P
                     break
                 node = self.node(place)
                 may_fall = node.policy.between and node.policy.highest > 1 and not node.fixed
@@ -164,17 +166,18 @@ class Walk:
         self.q_n, self.p_n = from_numpy(q_n), from_numpy(p_n)
         for path in paths:
             path.round = nodes
-        if math.isnan(np.vdot(q_n, p_n)):
+        if math.isnan(np.vdot(q_n, p_n)):  # one pass: NaN if an entry is NaN
             for path, lawless in zip(paths, np.isnan(q_n + p_n), strict=True):
                 if lawless[: path.count].any():
                     path.count, path.cut = int(lawless.argmax()), True
 
     def bound(self, bounds: Iterable[Sequence[Tensor]]) -> None:
         """Give each path the lower and upper bounds of its tokens, from bounds by policy."""
-        at = self.index[:2]
-        sides = [as_list(self.assigned.chosen(own, *at)) for own in zip(*bounds, strict=True)]
-        for path, *own in zip(self.paths, *sides, strict=True):
-            path.low, path.high = own
+        at = self.index[:2]  # texts and nodes
+        by_side = zip(*bounds, strict=True)  # lower bounds of all policies, then upper bounds
+        lows, highs = (as_list(self.assigned.chosen(values, *at)) for values in by_side)
+        for path, low, high in zip(self.paths, lows, highs, strict=True):
+            path.low, path.high = low, high
 
     def forwards(self) -> None:
         """Accept tokens one by one, up to the first coin that is not below φ (a chain).
@@ -183,7 +186,7 @@ class Walk:
         at which paths then wait are computed together, and each node decides one coin. A path
         leaves the loop at the first coin that fails, or at the end of the draft.
         """
-        self.bound(map(self._least, self.assigned.policies))
+        self.bound(map(self._bounds, self.assigned.policies))
         waiting = list(self.paths)
         while waiting:
             open_paths: list[Path] = []
@@ -196,10 +199,11 @@ class Walk:
                     open_paths.append(path)
             nodes = [path.node(path.accepted) for path in open_paths]
             ask_together(nodes)
-            asked = zip(open_paths, nodes, strict=True)
-            waiting = [path for path, node in asked if node.exceeds(path.coins[path.accepted])]
+            pairs = zip(open_paths, nodes, strict=True)
+            waiting = [path for path, node in pairs if node.exceeds(path.coins[path.accepted])]
             for path in waiting:
                 path.accepted += 1
+        # by id of the policy, the residual's scale s after each drafted token of each path
         scales: dict[int, list[list[float]]] = {}
         rejecting: list[Node] = []
         for number, path in enumerate(self.paths):
@@ -217,12 +221,12 @@ class Walk:
         for path in self.paths:
             path.end()
 
-    def _least(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
+    def _bounds(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
         """Return bounds on φ of each drafted token by its entries, φ twice where they are exact."""
         if isinstance(policy, Entrywise):
             return (accepted := policy.acceptance_of(self.q_n, self.p_n)), accepted
         low, high = policy.bounds(self.q_n, self.p_n)
-        if low is high:
+        if low is high:  # one tensor: φ is known exactly
             return low, low
         # a row's sum may miss 1 and move a bound by as much, so the policy decides close calls
         low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.nodes.rows.dtype])
@@ -243,11 +247,13 @@ class Walk:
             raised = raised_entries(self.assigned, self.nodes.rows, draft)
         if raised is not None:
             self.nodes.raised = as_list(raised)
-            bounds = [[torch.where(raised.isnan(), of, raised) for of in own] for own in bounds]
+            free = raised.isnan()
+            bounds = [[torch.where(free, side, raised) for side in sides] for sides in bounds]
         self.bound(bounds)
         if self.draft.sampled is not None:
-            for path, *own in zip(self.paths, as_list(self.q_n), as_list(self.p_n), strict=True):
-                self._widen(path, *own)
+            rows = zip(self.paths, as_list(self.q_n), as_list(self.p_n), strict=True)
+            for path, q_n, p_n in rows:
+                self._widen(path, q_n, p_n)
         waiting = list(self.paths)
         while waiting:
             waiting = [path for path in waiting if path.advance()]
@@ -276,11 +282,11 @@ class Walk:
         The bounds of a band hold for a token that is sampled alone.
         """
         for place, token in enumerate(path.ids):
-            at = path.row, path.places[place]
-            fixed, policy = self.draft.fixed[at[0]][at[1]], self.assigned.policy(*at)
+            row, node = path.row, path.places[place]
+            fixed, policy = self.draft.fixed[row][node], self.assigned.policy(row, node)
             if not fixed or policy.highest <= 1:
                 continue
-            if self.nodes.at(*at).solved is None:  # P is not known here yet, so no bound is
+            if self.nodes.at(row, node).solved is None:  # P is not known here yet, so no bound is
                 path.low[place], path.high[place] = 0.0, math.inf
             elif token in fixed:
                 most = policy.highest * q_n[place]
@@ -332,8 +338,8 @@ class Descent:
 
     def accepted(self) -> list[int]:
         """Return the places of the accepted tokens, in order."""
-        nodes = [node for run in self.runs for node in run.places[: run.accepted + 1]]
-        return [node - 1 for node in nodes[1:]]
+        reached = [node for run in self.runs for node in run.places[: run.accepted + 1]]
+        return [node - 1 for node in reached[1:]]  # token i leads to node i + 1
 
     def run(self) -> Path:
         """Return the path of sampled tokens from the current node on."""
@@ -342,7 +348,7 @@ class Descent:
             places.append(place)
             node = place + 1
         nodes = [self.node, *(place + 1 for place in places)]
-        ids, coins = ([of[place] for place in places] for of in (self.ids, self.coins))
+        ids, coins = ([row[place] for place in places] for row in (self.ids, self.coins))
         self.runs.append(Path(self.row, nodes, self.draws[len(self.runs)], ids, coins))
         return self.runs[-1]
 
@@ -351,11 +357,11 @@ class Descent:
         run = self.runs[-1]
         end = run.places[run.accepted]
         children = zip(self.above, self.ids, strict=False)
-        caught = [place for place, child in enumerate(children) if child == (end, run.last)]
+        drafted = [place for place, child in enumerate(children) if child == (end, run.last)]
         # only rounding can draw a rejected token again; the tokens below it are biased, so stop
-        if not caught or caught[0] == self.sampled_child.get(end):
+        if not drafted or drafted[0] == self.sampled_child.get(end):
             return False
-        self.node = caught[0] + 1
+        self.node = drafted[0] + 1
         return True
 
 
