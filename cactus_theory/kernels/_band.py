@@ -12,7 +12,7 @@ point and the root: 2 to 4 steps on most rows. If a step leaves the bracket, the
 bracket's end on that side, where the root of an almost one-hot row is, or the geometric middle if
 that end was evaluated before. A row stops at a relative step below SETTLED or an |E| up to NOISE.
 Every step is one launch, and rows that have stopped are not read. Parameters are the groups of
-``buffers.py``.
+``buffers.py``; ``_rows.py`` describes the values.
 """
 
 import triton
@@ -44,6 +44,7 @@ def newton_step(excess, slope, x, lower, upper, flag):
     end = tl.where(below, upper, lower)
     newton = tl.where(slope > 0, x - excess / tl.where(slope > 0, slope, 1.0), end)
     middle = tl.sqrt(lower * upper)
+    # the next point if Newton's step leaves the bracket downwards, and if upwards
     under = tl.where((flag & LOW_SEEN) == 0, lower, middle)
     over = tl.where((flag & HIGH_SEEN) == 0, upper, middle)
     following = tl.where(newton <= lower, under, tl.where(newton >= upper, over, newton))
@@ -73,10 +74,10 @@ def part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form
     peak_q, weight_q = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
     row += form.width
     peak_p, weight_p = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
-    logit = part_at(b, place, part, target, requests, form)
-    other = part_at(b, place, part, draft, requests, form)
-    q = fall(logit, peak_q, inverse * target.power) * weight_q
-    return q, fall(other, peak_p, inverse) * weight_p
+    target_logit = part_at(b, place, part, target, requests, form)
+    draft_logit = part_at(b, place, part, draft, requests, form)
+    q = fall(target_logit, peak_q, inverse * target.power) * weight_q
+    return q, fall(draft_logit, peak_p, inverse) * weight_p
 
 
 @triton.jit
@@ -96,7 +97,7 @@ def band_step(
         if refused >= form.width:
             return
         row = row * form.width + refused
-    ratio = number_of(knob)
+    ratio = number_of(knob)  # c = a/b
     flag, x = tl.load(band.flags + row), tl.load(band.points + row)
     lower, upper = 1.0 + x * 0, 1.0 / ratio + x * 0
     if not FIRST:

@@ -9,7 +9,7 @@ parts are float32, running sums float64. Weights are (s q − p)₊ for a recove
 token, or if no weight is left, they are q, computed from the raw logits.
 
 Parameters are groups of ``buffers.py``; for ``position``, ``places`` and ``stream`` see
-``random_numbers.py``.
+``random_numbers.py``, for all other values ``_rows.py``.
 """
 
 import triton
@@ -41,6 +41,7 @@ def coins_of(seed, position, places, stream: tl.constexpr):
         seed, zero, zero + position.to(tl.uint32), places.to(tl.uint32), zero + stream
     )
     high = first.to(tl.float64) * 2097152.0  # 2^21
+    # (32 bits · 2^21 + 21 bits) / 2^53
     return (high + (second >> 11).to(tl.float64)) * 1.1102230246251565e-16  # 2^-53
 
 
@@ -91,9 +92,9 @@ def leftover(requests, target, draft, softmax, decision, band, sums, knob, form:
         store_sums(logit, part, at, inverse * target.power, sums, requests.vocab, form)
         tl.store(sums.left + at, 0.0)
     else:
-        known = (b * form.rows + place).to(tl.int64) * form.parts + part
-        tl.store(sums.most + at, tl.load(softmax.most + known))
-        tl.store(sums.whole + at, tl.load(softmax.whole + known))
+        of_slot = (b * form.rows + place).to(tl.int64) * form.parts + part
+        tl.store(sums.most + at, tl.load(softmax.most + of_slot))
+        tl.store(sums.whole + at, tl.load(softmax.whole + of_slot))
         scale = scale_of(b, place, decision, band, knob, form)
         left, _ = refused_part(
             b, place, part, inverse, requests, target, draft, softmax, scale, form
@@ -112,7 +113,7 @@ def masses_of(b, inverse, sums, form: tl.constexpr):
     most = tl.load(sums.most + at, mask=on, other=-float("inf")).to(tl.float64)
     whole = tl.load(sums.whole + at, mask=on, other=0.0).to(tl.float64)
     peak = tl.max(most, 0)
-    finite = tl.where(peak == -float("inf"), 0.0, peak)
+    finite = tl.where(peak == -float("inf"), 0.0, peak)  # −∞ − (−∞) would be NaN
     return whole * tl.exp((most - finite) * inverse)
 
 
@@ -122,17 +123,18 @@ def first_beyond(mass, share):
 
     ``share`` is a share of the total. Also returns how far into that mass it lies, from 0 to 1.
     """
-    place = tl.arange(0, mass.shape[0])
+    index = tl.arange(0, mass.shape[0])
     running = tl.cumsum(mass, 0)
-    some = mass > 0
-    last = tl.max(tl.where(some, place, 0), 0)
-    total = tl.max(tl.where(place == last, running, 0.0), 0)
+    positive = mass > 0
+    last = tl.max(tl.where(positive, index, 0), 0)
+    total = tl.max(tl.where(index == last, running, 0.0), 0)
     # by rounding, no running sum may exceed the share: then take the last positive mass
-    found = tl.min(tl.where(some & (running > share * total), place, last), 0)
-    here = place == found
-    own = tl.sum(tl.where(here, mass, 0.0), 0)
-    into = share * total - (tl.sum(tl.where(here, running, 0.0), 0) - own)
-    return found, tl.where(own > 0, tl.maximum(into / tl.where(own > 0, own, 1.0), 0.0), 0.0)
+    found = tl.min(tl.where(positive & (running > share * total), index, last), 0)
+    at_found = index == found
+    mass_there = tl.sum(tl.where(at_found, mass, 0.0), 0)
+    beyond = share * total - (tl.sum(tl.where(at_found, running, 0.0), 0) - mass_there)
+    divisor = tl.where(mass_there > 0, mass_there, 1.0)
+    return found, tl.where(mass_there > 0, tl.maximum(beyond / divisor, 0.0), 0.0)
 
 
 @triton.jit
@@ -174,10 +176,11 @@ def finish(
     total = tl.sum(mass, 0)
     at = b * form.parts + part
     left = tl.load(sums.left + at, mask=part < form.parts, other=0.0).to(tl.float64)
-    some = tl.sum(left, 0) > 0
+    has_residual = tl.sum(left, 0) > 0
     coin = coins_of(tl.load(requests.seeds + b), tl.load(requests.positions + b), count * 0, DRAW)
-    found, share = first_beyond(tl.where(some, left, mass), coin)
-    if some:
+    # the part where the coin falls, and how far into the part
+    found, share = first_beyond(tl.where(has_residual, left, mass), coin)
+    if has_residual:
         scale = scale_of(b, count, decision, band, knob, form)
         weight, whole = refused_part(
             b, count, found, inverse, requests, target, draft, softmax, scale, form

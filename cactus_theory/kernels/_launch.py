@@ -69,6 +69,7 @@ class Step:
         return self._solve(decide=True) if self.solved else None
 
     def _run_block(self) -> None:
+        """Verify blocks. There are no edges to return: ``decision.scales`` has the whole scales."""
         self.by_request(_verdicts.block_entries)
         band = self._solve(decide=False) if self.solved else None
         launch(_verdicts.block_walk, (self.work.batch,), {**self.shared, "band": band}, 1)
@@ -86,8 +87,8 @@ class Step:
         for step in range(self.steps):
             refused = decide and step > 0
             rows = self.work.batch * (1 if refused else self.work.width)
-            at = {"band": band, "stepped": stepped, "FIRST": step == 0, "REFUSED": refused}
-            self.by_parts(_band.band_step, rows, **at)
+            buffers = {"band": band, "stepped": stepped, "FIRST": step == 0, "REFUSED": refused}
+            self.by_parts(_band.band_step, rows, **buffers)
             band, stepped = stepped, band
             if decide and step == 0:
                 self.by_request(_verdicts.band_judge, band=band)

@@ -13,7 +13,7 @@ differently.
 Parameters of kernels are the groups of ``buffers.py``. Values: ``b``, a request; ``part``, a part
 of the vocabulary; ``place``, of a drafted token, 0 to K − 1, and K for the bonus token; ``slot``,
 b K + place; ``inverse``, 1/T; ``greedy``, whether T = 0; ``q_n`` and ``p_n``, a drafted token's
-probabilities, float64; ``on`` and ``read``, masks.
+probabilities, float64; ``at``, an index of entries of a tensor; ``on`` and ``read``, masks.
 """
 
 import triton
@@ -95,7 +95,7 @@ def number_of(knob):
 def store_sums(logit, part, at, inverse, sums, vocab, form: tl.constexpr):
     """Write max l, Σ exp((l − max l)/T) and the first token with max l, for one part of a row."""
     most = tl.max(logit, 0)
-    finite = tl.where(most == -float("inf"), 0.0, most)
+    finite = tl.where(most == -float("inf"), 0.0, most)  # −∞ − (−∞) would be NaN
     tl.store(sums.most + at, most)
     tl.store(sums.whole + at, tl.sum(fall(logit, finite, inverse), 0))
     if form.greedy:
@@ -190,5 +190,6 @@ def drafted_chances(b, length, requests, target, draft, softmax, form: tl.conste
     if form.greedy:
         best = likeliest(row, on, peak, softmax, form)
         likely = tl.where(token == best, 1.0, 0.0)
+        # ``total`` is NaN if the row is no distribution
         q_n = tl.where(greedy, tl.where(total == total, likely, total), q_n)
     return q_n, p_n, greedy

@@ -6,7 +6,8 @@ A chain is decided by q and p of the drafted tokens alone, except under a band: 
 for tokens that q and p leave open. A block needs the alive ratio P down the path, and then one sum
 per node (formulas as in :mod:`cactus_theory.verify.block`). Under a band, all rows from the first
 that might lower P are solved before, which is possible since no row's band depends on P. Parameters
-are the groups of ``buffers.py``; ``coin`` is the coin of a drafted token, float64 in [0, 1).
+are the groups of ``buffers.py``; ``coin`` is the coin of a drafted token, float64 in [0, 1);
+``_rows.py`` describes all other values.
 """
 
 import triton
@@ -80,11 +81,11 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
         lossless = threshold < q_n
         raised = q_n / (knob * (1 - q_n) + q_n)  # h_n if p is one-hot at n
         deterministic = tl.where(DETERMINISTIC_ROW, coin < raised, False)
-        beyond = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
+        within_reach = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
         accepted = lossless | deterministic
-        opened = beyond & (DETERMINISTIC_ROW == 0)
-    number = (q_n == q_n) & (p_n == p_n)  # explicit, as the minimum of a device may drop a NaN
-    accepted = accepted & number
+        opened = within_reach & (DETERMINISTIC_ROW == 0)
+    is_number = (q_n == q_n) & (p_n == p_n)  # explicit, as the minimum of a device may drop a NaN
+    accepted = accepted & is_number
     if KIND == BAND:
         return tl.where(accepted, ACCEPTED, tl.where(opened, OPEN, REFUSED)), scale
     return tl.where(accepted, ACCEPTED, REFUSED), scale
@@ -134,6 +135,7 @@ def judge(
         opened = (verdict == OPEN) & (place < count)
         read = opened | (on & (place == count) & (deterministic == 0))
         tl.store(decision.verdicts + slot, verdict, mask=on)
+        # an OPEN token's own ratio, at which ``band_judge`` needs E; else the middle of [1, 1/c]
         start = tl.where(opened, coin * p_n / tl.where(opened, q_n, 1.0), tl.sqrt(1 / ratio))
         tl.store(band.points + slot, start, mask=on)
         tl.store(band.flags + slot, read.to(tl.int32), mask=place < form.width)
@@ -180,6 +182,7 @@ def block_entries(requests, target, draft, softmax, block, band, knob, form: tl.
     tl.store(block.q + slot, q_n, mask=on)
     tl.store(block.p + slot, p_n, mask=on)
     if band is not None:
+        # P is 1 up to the first token with p_n > q_n, as h_n ≥ min(p_n, q_n)
         lowered = tl.min(tl.where(on & (p_n > q_n), place, form.width), 0)
         read = on & (place >= lowered) & (greedy == 0)
         tl.store(band.flags + slot, read.to(tl.int32), mask=place < form.width)
@@ -207,7 +210,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
         on = place < length
         q_n = tl.load(block.q + slot, mask=on, other=1.0)
         p_n = tl.load(block.p + slot, mask=on, other=1.0)
-        h_n, lower = q_n, ratio * 0 + 1.0
+        h_n, lower = q_n, ratio * 0 + 1.0  # lossless, unless a band replaces them
         if band is not None:
             upper = upper_edge(slot, band, form)
             marked = on & (tl.load(band.flags + slot, mask=on, other=0) != 0)
@@ -226,10 +229,10 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
         closed = tl.where(deterministic, ratio_alive * (1 - h_n), tl.where(fails, 0.0, -1.0))
         tl.store(block.closed + slot, closed, mask=on)
         divisor = tl.where(p_n > 0, p_n, 1.0)
-        accepted = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
-        number = (q_n == q_n) & (p_n == p_n) & (accepted == accepted)
-        accepted = tl.where(number & (ratio_alive > 0), accepted, 0.0)
-        ratio_alive = tl.where(on, tl.minimum(1.0, accepted), ratio_alive)
+        next_alive = tl.where(h_n > 0, tl.where(p_n > 0, ratio_alive * h_n / divisor, 1.0), 0.0)
+        is_number = (q_n == q_n) & (p_n == p_n) & (next_alive == next_alive)
+        next_alive = tl.where(is_number & (ratio_alive > 0), next_alive, 0.0)
+        ratio_alive = tl.where(on, tl.minimum(1.0, next_alive), ratio_alive)
         last = tl.where(on & (ratio_alive == 1.0), place + 1, last)
     final = coins_of(seed, position, length - 1, ACCEPT)
     tl.store(block.sure + b, tl.where((length > 0) & (final < ratio_alive), length, last))
@@ -264,13 +267,13 @@ def block_judge(requests, block, decision, form: tl.constexpr):
     slot = b * form.width + node
     sure = tl.load(block.sure + b)
     inner = (node > sure) & (node < length)
-    reached = tl.load(block.alive + slot, mask=inner, other=1.0)
+    alive = tl.load(block.alive + slot, mask=inner, other=1.0)
     mass = tl.load(block.closed + slot, mask=inner, other=0.0)
     mass = tl.where(mass < 0, 0.0, mass) + sum_of_parts(slot, inner & (mass < 0), block.lefts, form)
-    denominator = mass + tl.where(reached == 1, 1.0, 1 - reached)
-    value = tl.where(reached == 1, 1.0, mass / denominator)
+    denominator = mass + tl.where(alive == 1, 1.0, 1 - alive)
+    threshold = tl.where(alive == 1, 1.0, mass / denominator)
     seed, position = tl.load(requests.seeds + b), tl.load(requests.positions + b)
-    passes = inner & (coins_of(seed, position, node - 1, ACCEPT) < value)
+    passes = inner & (coins_of(seed, position, node - 1, ACCEPT) < threshold)
     count = tl.maximum(sure, tl.max(tl.where(passes, node, 0), 0))
     tl.store(decision.accepted + b, count)
     scale = tl.load(block.scales + slot, mask=node < length, other=0.0)

@@ -181,11 +181,11 @@ class Workspace:
         return group(
             *(
                 torch.zeros(
-                    [max(sizes[axis], 1) for axis in hint.dim_str.split()],
-                    dtype=getattr(torch, hint.dtypes[0]),
+                    [max(sizes[axis], 1) for axis in annotation.dim_str.split()],
+                    dtype=getattr(torch, annotation.dtypes[0]),
                     device=self.device,
                 )
-                for hint in group.__annotations__.values()
+                for annotation in group.__annotations__.values()  # such as Float32[Tensor, "B C"]
             )
         )
 

@@ -125,8 +125,8 @@ def verify_logits(
     if lengths is not None:
         check_per_request(batch, device, COUNTS, lengths=lengths)
     temperature = checked_temperature(temperature, batch, device)
-    step = draft_token_ids.stride(0)
-    requests = Requests(draft_token_ids, step, lengths, temperature, vocab, seeds, positions)
+    ids_step = draft_token_ids.stride(0)
+    requests = Requests(draft_token_ids, ids_step, lengths, temperature, vocab, seeds, positions)
     kernel = kernel_policy(policy, verifier)
     if kernel is None or not runs_kernels(device):
         if not target_logits.is_cuda and target_logits.numel():
@@ -134,8 +134,8 @@ def verify_logits(
         emitted = verify_in_torch(policy, verifier, target_logits, draft_logits, requests)
         if out is None:
             return emitted
-        for mine, given in zip(out, emitted, strict=True):
-            mine.copy_(given)
+        for memory, result in zip(out, emitted, strict=True):
+            memory.copy_(result)
         return out
     launches, sizes = _launches(), (batch, width, vocab)
     work = workspace or Workspace(*sizes, device)
@@ -144,8 +144,8 @@ def verify_logits(
     if out is None:
         ids = draft_token_ids.new_empty(batch, width + 1)
         out = LogitsVerdict(ids, draft_token_ids.new_empty(batch))
-    given = target_logits, draft_logits
-    launches.Step(kernel, verifier == "block", requests, *given, work, *out).run()
+    rows, block = (target_logits, draft_logits), verifier == "block"
+    launches.Step(kernel, block, requests, *rows, work, output=out[0], counts=out[1]).run()
     return out
 
 
@@ -189,24 +189,25 @@ def verify_in_torch(
     heat = torch.as_tensor(requests.temperature, dtype=torch.float64, device=requests.seeds.device)
     temperature = heat.expand(len(ids))[:, None, None]
     lawful = target.amax(-1).isfinite()
-    sound = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
+    verifiable = lawful[:, :-1] & (ids >= 0) & (ids < vocab)
     if draft is not None:
         drawable = draft.amax(-1).isfinite()
-        sound = sound & (drawable | (temperature[..., 0] == 0))
+        verifiable = verifiable & (drawable | (temperature[..., 0] == 0))
         draft = torch.where(drawable[..., None], draft, 0.0)
-    lengths = torch.minimum(lengths, sound.long().cumprod(-1).sum(-1))
+    lengths = torch.minimum(lengths, verifiable.long().cumprod(-1).sum(-1))
+    # zeros stand in for rows and ids that verifiers cannot read; nothing is decided by them
     target = torch.where(lawful[..., None], target, 0.0)
     tokens = torch.where(places[:, :-1] < lengths[:, None], ids, 0)
     q, p = _probabilities(target, temperature), None
     if draft is not None:
-        likely = torch.nn.functional.one_hot(tokens, vocab).double()
-        p = torch.where(temperature > 0, _probabilities(draft, temperature), likely)
-    at = requests.seeds, requests.positions
-    accept = random_numbers.coins(*at, places[:, :-1], random_numbers.ACCEPT)
-    draw = random_numbers.coins(*at, places[:, :1], random_numbers.DRAW)[:, 0]
+        one_hot = torch.nn.functional.one_hot(tokens, vocab).double()
+        p = torch.where(temperature > 0, _probabilities(draft, temperature), one_hot)
+    keys = requests.seeds, requests.positions
+    accept = random_numbers.coins(*keys, places[:, :-1], random_numbers.ACCEPT)
+    draw = random_numbers.coins(*keys, places[:, :1], random_numbers.DRAW)[:, 0]
     verdict = judge.verify(Assignment((policy,)), q, Draft(tokens, lengths, p), accept, draw)
-    last = (places == verdict.num_accepted[:, None]) & ~lawful
-    return LogitsVerdict(torch.where(last, -1, verdict.output_token_ids), verdict.num_accepted)
+    undecided = (places == verdict.num_accepted[:, None]) & ~lawful
+    return LogitsVerdict(torch.where(undecided, -1, verdict.output_token_ids), verdict.num_accepted)
 
 
 def _probabilities(logits: Tensor, temperature: Tensor) -> Tensor:

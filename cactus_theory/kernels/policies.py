@@ -63,8 +63,8 @@ def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
     kernel = None if of_policy is None else of_policy(untilted(policy))
     if kernel is None or verifier not in ("chain", "block"):
         return None
-    own_band = isinstance(policy, Band) and not policy.of_path
-    if verifier == "block" and not (own_band or kernel == KernelPolicy(SCALED, 1.0)):
+    band_per_row = isinstance(policy, Band) and not policy.of_path
+    if verifier == "block" and not (band_per_row or kernel == KernelPolicy(SCALED, 1.0)):
         return None
     return replace(kernel, tilt=tilt_of(policy))
 
