@@ -67,7 +67,7 @@ class Request:
         if not nodes:
             return measured
         self.followed.observe(nodes)
-        self.followed.advance([0] * emitted)
+        self.followed.advance([0] * emitted)  # an account reads the number of ids, not the ids
         if self.meter is not None:
             measured.add(nodes)
             self.meter.take(measured)  # sums only: the rows of a step are freed after the step

@@ -64,24 +64,25 @@ class FlatBatch:
         Relaxed requests get no draft rows: vLLM drafts for greedy requests by argmax, even where
         it returns rows for them beside sampled requests.
         """
-        found = []
+        parts = list[tuple[list[int], FlatBatch]]()
+        bare = {"draft_probs": None, "greedy": None, "unknown": frozenset(), "relaxed": True}
         for kind in (False, True):
-            if rows := [row for row, own in enumerate(relaxed) if own == kind]:
+            rows = [row for row, is_relaxed in enumerate(relaxed) if is_relaxed == kind]
+            if rows:
                 part = self if len(rows) == len(relaxed) else self._part(rows)
-                own = {"draft_probs": None, "greedy": None, "unknown": frozenset(), "relaxed": True}
-                found.append((rows, replace(part, **own) if kind else part))
-        return found
+                parts.append((rows, replace(part, **bare) if kind else part))
+        return parts
 
     def _part(self, rows: Sequence[int]) -> "FlatBatch":
         """Return a batch of some requests, with copies of their rows."""
         owners = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
-        at = torch.isin(owners, torch.tensor(rows)).nonzero()[:, 0].to(self.ids.device)
+        tokens = torch.isin(owners, torch.tensor(rows)).nonzero()[:, 0].to(self.ids.device)
         return replace(
             self,
-            ids=self.ids[at],
+            ids=self.ids[tokens],
             counts=[self.counts[row] for row in rows],
-            draft_probs=None if self.draft_probs is None else self.draft_probs[at],
-            target_logits=self.target_logits[at],
+            draft_probs=None if self.draft_probs is None else self.draft_probs[tokens],
+            target_logits=self.target_logits[tokens],
             bonus=self.bonus[rows],
             greedy=None if self.greedy is None else [self.greedy[row] for row in rows],
             generators={
@@ -211,8 +212,8 @@ def verify_flat(
     rows = _with_bonus(batch, verdict, lengths)
     if batch.greedy is not None:
         rows = _with_greedy(batch, rows, ids)
-    at = torch.tensor(batch.drafted, device=output.device)
-    output[at, : rows.shape[1]] = rows.int()
+    drafted = torch.tensor(batch.drafted, device=output.device)
+    output[drafted, : rows.shape[1]] = rows.int()
     return output, verdict
 
 

@@ -101,7 +101,7 @@ class Hook:
             greedy = [True] * size if sampling_metadata.all_greedy else (heat == 0).tolist()
         policies = [request.policy for request in requests] or [self.settings.policy] * size
         flags = zip(greedy or [False] * size, policies, strict=True)
-        relaxed = [own and policy.unit == REGRET for own, policy in flags]
+        relaxed = [is_greedy and policy.unit == REGRET for is_greedy, policy in flags]
         if sampling_metadata.all_greedy and not any(relaxed):
             output = self.original(*arguments, *args, **kwargs)
             if self.settings.readings:
@@ -111,15 +111,15 @@ class Hook:
         if not sampling_metadata.all_greedy:
             rows, lost_rows = self._draft_rows(draft_probs, num_draft_tokens)
         batch = FlatBatch(
-            draft_token_ids,
-            num_draft_tokens,
-            max_spec_len,
-            rows,
-            target_logits,
-            bonus_token_ids.flatten(),
-            greedy,
-            sampling_metadata.generators,
-            lost_rows,
+            ids=draft_token_ids,
+            counts=num_draft_tokens,
+            width=max_spec_len,
+            draft_probs=rows,
+            target_logits=target_logits,
+            bonus=bonus_token_ids.flatten(),
+            greedy=greedy,
+            generators=sampling_metadata.generators,
+            unknown=lost_rows,
         )
         parts = batch.parts(relaxed)
         if not target_logits.is_cuda and any(part.has_nan for _, part in parts):
@@ -128,12 +128,12 @@ class Hook:
         output = draft_token_ids.new_empty((size, max_spec_len + 1), dtype=torch.int32)
         judged = [0] * size
         for places, part in parts:
-            own = [requests[row] for row in places] if requests else []
-            output[places], verdict = self._decide(part, own)
+            of_part = [requests[row] for row in places] if requests else []
+            output[places], verdict = self._decide(part, of_part)
             for row, count in zip(places, _judged(part, verdict), strict=True):
                 judged[row] = count
-            if verdict is not None and own and self.counts_here:
-                self.tally.add(part.draft, verdict, [own[row].policy for row in part.drafted])
+            if verdict is not None and of_part and self.counts_here:
+                self.tally.add(part.draft, verdict, [of_part[row].policy for row in part.drafted])
         self._count(requests, judged, output, greedy)
         if self.reporter is not None and requests and self.counts_here:
             self.reporter.step()
@@ -204,11 +204,13 @@ class Hook:
         followed = [requests[row].followed for row in batch.drafted] if requests else []
         booked = any(request.meter or request.cap is not None for request in requests)
         try:
-            judges = None
+            assignment = None
             if booked and followed:
-                told = batch.target_rows, batch.draft, self.settings.verifier
-                judges = assigned(followed, policies_of(followed), *told)
-            output, verdict = verify_flat(self.settings.verifier, policies, batch, None, judges)
+                drafts = batch.target_rows, batch.draft, self.settings.verifier
+                assignment = assigned(followed, policies_of(followed), *drafts)
+            output, verdict = verify_flat(
+                self.settings.verifier, policies, batch, assigned=assignment
+            )
         except Exception as error:
             if all(policy is self.settings.policy for policy in policies):
                 raise
@@ -229,21 +231,21 @@ class Hook:
         self, draft_probs: Tensor | None, counts: list[int]
     ) -> tuple[Tensor | None, frozenset[int]]:
         """Return the rows that the drafts were drawn from, and the requests whose rows are lost."""
-        rows_by_name = getattr(self.runner, "_draft_probs", None)
+        stored_rows = getattr(self.runner, "_draft_probs", None)
         names = getattr(self.runner, "_draft_prob_req_ids", None)
-        if draft_probs is not None or rows_by_name is None or names is None or not any(counts):
+        if draft_probs is not None or stored_rows is None or names is None or not any(counts):
             return draft_probs, frozenset()
         self.warn_once("some rows of sampled drafts were lost; these drafts are set aside")
-        place = {name: number for number, name in enumerate(names)}
+        index = {name: number for number, name in enumerate(names)}  # of the request's rows
         rows, lost = [], set()
         for row, (name, count) in enumerate(
             zip(self.runner.input_batch.req_ids, counts, strict=True)
         ):
-            if count and name in place:
-                rows.append(rows_by_name[place[name], :count])
+            if count and name in index:
+                rows.append(stored_rows[index[name], :count])
             elif count:
                 lost.add(row)
-                rows.append(torch.zeros_like(rows_by_name[0, :count]))
+                rows.append(torch.zeros_like(stored_rows[0, :count]))
         return torch.cat(rows), frozenset(lost)
 
     def warn_once(self, text: str) -> None:

@@ -104,10 +104,11 @@ class Tally:
             positions = counts.positions
             positions += [(0, 0)] * (drafted - len(positions))
             for place in range(drafted):
-                there, before = positions[place]
-                positions[place] = there + 1, before + (place < kept)
+                drafted_there, accepted_there = positions[place]
+                positions[place] = drafted_there + 1, accepted_there + (place < kept)
             if self.settings.readings:  # each request has a meter, whose sums ``take`` adds
                 continue
+            # ``skip`` rows lie between here and the next row to measure
             if self.skip < charged and self.settings.meter:
                 self._measure(counts.meter, verdict.nodes(row)[:charged])
             self.skip -= charged
@@ -132,12 +133,12 @@ class Tally:
 
     def line(self) -> str:
         """Return one line of totals for the log."""
-        every = {label: self.totals(label).items() for label in self.counts}
+        by_label = {label: self.totals(label).items() for label in self.counts}
         return "; ".join(
             f"{label}: "
             + ", ".join(f"{name} {value:.12g}" for name, value in totals)
             + f", divergence {self.counts[label].meter.divergence.spec}"
-            for label, totals in every.items()
+            for label, totals in by_label.items()
         )
 
     def _measure(self, meter: Meter, nodes: Sequence[Node]) -> None:
@@ -171,19 +172,21 @@ class Reporter:
         self.last_sent = self.logged = time.monotonic()
         self.labels = {"model_name": model, "engine": str(engine)}
         self.sent: dict[tuple[str, ...], float] = {}
-        own = ["policy", *self.labels]
-        of_each = [(WORDS, own), (PER_POSITION, [*own, "position"])]
+        shared = ["policy", *self.labels]
+        families = [(WORDS, shared), (PER_POSITION, [*shared, "position"])]
         unit = {DIVERGENCE: ["divergence"]}
         self.counters = {
             name: client.Counter(f"cactus:{name}", words, [*labels, *unit.get(name, ())])
-            for every, labels in of_each
-            for name, words in every.items()
+            for words_by_name, labels in families
+            for name, words in words_by_name.items()
         }
-        self.gauges = {name: client.Gauge(f"cactus:{name}", words, own, multiprocess_mode="livesum")
-                       for name, words in SIGNED.items()}  # fmt: skip
+        self.gauges = {
+            name: client.Gauge(f"cactus:{name}", words, shared, multiprocess_mode="livesum")
+            for name, words in SIGNED.items()
+        }
         words = "Divergence of the emitted law from the target over one answer"
         self.answers = client.Histogram(
-            "cactus:answer_divergence_nats", words, [*own, "divergence"], buckets=BUCKETS
+            "cactus:answer_divergence_nats", words, [*shared, "divergence"], buckets=BUCKETS
         )
 
     def step(self) -> None:
@@ -210,8 +213,8 @@ class Reporter:
                 if name in SIGNED:
                     self.gauges[name].labels(**self.labels, policy=label).set(value)
                 else:
-                    own = unit if name == DIVERGENCE else {}
-                    self._raise(name, value, policy=label, **own)
+                    more = unit if name == DIVERGENCE else {}
+                    self._raise(name, value, policy=label, **more)
             for position, both in enumerate(counts.positions if read else ()):
                 for name, value in zip(PER_POSITION, both, strict=True):
                     self._raise(name, value, policy=label, position=str(position))
@@ -222,6 +225,7 @@ class Reporter:
             self.last_sent = time.monotonic()
 
     def _raise(self, name: str, value: float, **labels: str) -> None:
+        """Raise a counter to ``value``, which :meth:`send` passes as a total."""
         key = (name, *labels.values())
         increase = value - self.sent.get(key, 0)
         if increase > 0:

@@ -178,7 +178,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
         rule = read_policy(spec).at_ends(())  # no tokenizer is loaded here, so no end ids
         named(VERIFIER, verifier.check, rule)
         if cap is not None:
-            named(CAP, Ledger, rule, min(cap, 1.0))
+            named(CAP, Ledger, rule, min(cap, 1.0))  # a ledger takes no infinite cap
         return rule
 
     return Settings(
