@@ -44,13 +44,13 @@ class Snapshot(pickle.Pickler):
         self.forked = self.closed = False
         self.dump(held)
         self.state = room.getvalue()
-        if self.forked and self.closed:
+        if self.forked and self.closed:  # functions are not copied: copies would share the matcher
             raise TypeError("a function holds a matcher")
 
     def persistent_id(self, obj: Any) -> Any:
         """Return None for an object that is pickled, else a number for the object.
 
-        The first time the object's state comes with the number.
+        The first number of an object comes with the object's state, which so enters ``state``.
         """
         if not isinstance(obj, (Tensor, FunctionType, *ATOMS)) and not _way(type(obj)):
             return None
@@ -61,19 +61,24 @@ class Snapshot(pickle.Pickler):
         return self.numbers[id(obj)], self._held(obj)
 
     def _held(self, obj: Any) -> Any:
-        """Return the state of an object that is not pickled, for comparison of states."""
+        """Return the state of an object that is not pickled, for comparison of states.
+
+        This is a tensor's content, what a function reads from outside, and the data and
+        ``__call__`` of a class of callable objects; of all other objects only the identity.
+        """
         if isinstance(obj, Tensor):
             flat = obj.detach().reshape(-1).contiguous().view(torch.uint8)
             return obj.dtype, obj.shape, flat.cpu().numpy().tobytes()
         if isinstance(obj, FunctionType):
             named = map(obj.__globals__.get, obj.__code__.co_names)
-            held = [one for one in named if _holds(one, obj.__module__)]
-            held += [cell.cell_contents for cell in obj.__closure__ or ()]
-            self.closed |= not all(isinstance(one, (FunctionType, *ATOMS, *DATA)) for one in held)
-            return held, obj.__defaults__, obj.__kwdefaults__, vars(obj)
+            read = [value for value in named if _holds(value, obj.__module__)]
+            read += [cell.cell_contents for cell in obj.__closure__ or ()]
+            known = FunctionType, *ATOMS, *DATA
+            self.closed |= not all(isinstance(value, known) for value in read)
+            return read, obj.__defaults__, obj.__kwdefaults__, vars(obj)
         if isinstance(obj, type) and isinstance(obj.__call__, FunctionType):
-            names = [pair for base in obj.__mro__ for pair in vars(base).items()]
-            return [one for name, one in names if name == "__call__" or isinstance(one, DATA)]
+            pairs = [pair for base in obj.__mro__ for pair in vars(base).items()]
+            return [value for name, value in pairs if name == "__call__" or isinstance(value, DATA)]
         self.forked |= _way(type(obj)) in FORKS
         return id(obj)
 
@@ -88,6 +93,7 @@ class _Copies(pickle.Unpickler):
         self.parts, self.made, self.copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
 
     def persistent_load(self, pid: Any) -> Any:
+        """Return the copy of a part, made at the first call; the part itself if it is shared."""
         number, part = pid[0], self.parts[pid[0]]
         if number not in self.made:
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))
@@ -103,6 +109,7 @@ class _Copies(pickle.Unpickler):
 def _way(kind: type) -> str | None:
     """Return how objects of a class are copied: a method's name, ``shared``, or None (pickling)."""
     for name in FORKS:
+        # a ``__deepcopy__`` must be written in Python: an array's is not, and arrays are pickled
         if isinstance(getattr(kind, name, None), FunctionType if name[0] == "_" else Callable):
             return name
     names = {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}

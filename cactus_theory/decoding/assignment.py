@@ -51,10 +51,10 @@ def assigned(
     if len(policies) == 1:
         return Assignment(policies)
     chosen, nodes = [], dict[tuple[int, int], Node]()
-    for row, own in enumerate(rules):
-        numbers = draft.token_ids.new_tensor([policies.index(policy) for policy in own.policies])
-        given = q[row : row + 1], draft.of_text(row), verifier
-        choice, of_row = own.schedule.choose_by_nodes(own.state, *given)
-        chosen.append(numbers[choice])
-        nodes |= {(row, number): node for number, node in of_row.items()}
+    for row, rule in enumerate(rules):
+        numbers = draft.token_ids.new_tensor([policies.index(policy) for policy in rule.policies])
+        of_text = q[row : row + 1], draft.of_text(row), verifier
+        choice, solved = rule.schedule.choose_by_nodes(rule.state, *of_text)
+        chosen.append(numbers[choice])  # from indices of the schedule to indices of ``policies``
+        nodes |= {(row, number): node for number, node in solved.items()}
     return Assignment(policies, torch.stack(chosen), nodes or None)

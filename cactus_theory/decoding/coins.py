@@ -28,7 +28,8 @@ def toss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a round's coins: for drafting (B, K), acceptance (B, C) and the last draw (B,).
 
-    ``coins`` returns the number of acceptance coins for a number of drafted tokens.
+    ``coins`` returns the number of acceptance coins for a number of drafted tokens: by default
+    (``int``) the same number.
     """
     width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
     table = np.zeros((len(draft_lengths), count + 1))
@@ -52,8 +53,8 @@ def more_draws(
     if not any(counts):
         return draw
     table = np.zeros((len(counts), max(counts)))
-    for own, text, count in zip(table, texts.rows, counts, strict=True):
-        own[:count] = np.asarray(text.stream(count))
+    for draws_of_text, text, count in zip(table, texts.rows, counts, strict=True):
+        draws_of_text[:count] = np.asarray(text.stream(count))
     return torch.cat([draw[:, None], torch.from_numpy(table).to(texts.device)], 1)
 
 
@@ -69,12 +70,12 @@ def fill(
     ``coins`` returns how many of the C coins of acceptance a draft length takes. Entries that a
     text does not take, and rows of a draft length of −1, keep their values.
     """
-    for own, text, length in zip(table, texts.rows, draft_lengths, strict=True):
+    for row, text, length in zip(table, texts.rows, draft_lengths, strict=True):
         if length < 0:
             continue
         numbers = np.asarray(text.stream(length + coins(length) + 1))
-        own[:length], own[-1] = numbers[:length], numbers[-1]
-        own[width : width + coins(length)] = numbers[length:-1]
+        row[:length], row[-1] = numbers[:length], numbers[-1]
+        row[width : width + coins(length)] = numbers[length:-1]
 
 
 def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:

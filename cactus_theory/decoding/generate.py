@@ -150,12 +150,12 @@ def show_keywords(function: Any, known: Collection[str] = ()) -> list[str]:
     Keywords in ``known`` are left out: the function names or sets them already.
     """
     shown, named = signature(function), signature(DecodeOptions).parameters
-    own, more = list(shown.parameters.values()), [own for own in named if own not in known]
-    rest = own[-1:] if known else []  # with ``known``, the function takes further keywords
-    function.__signature__ = shown.replace(
-        parameters=[*own[:-1], *(named[name] for name in more), *rest]
-    )
-    return more
+    *own, options = shown.parameters.values()
+    names = [name for name in named if name not in known]
+    rest = [options] if known else []  # with ``known``, the function takes further keywords
+    parameters = [*own, *(named[name] for name in names), *rest]
+    function.__signature__ = shown.replace(parameters=parameters)
+    return names
 
 
 show_keywords(generate)

@@ -42,7 +42,13 @@ class HostRounds(Rounds):
             reads=reads,
         )
         setting = DraftContext(
-            model, texts, self.warp, self.clock, opening.width, fast, self.target
+            target_model=model,
+            texts=texts,
+            warp=self.warp,
+            clock=self.clock,
+            width=opening.width,
+            fast_forward=fast,
+            features=self.target,
         )
         self.drafting = None if drafter is None else drafter.begin(setting)
 
@@ -53,7 +59,7 @@ class HostRounds(Rounds):
 
     def round(self) -> list[list[int]]:
         """Run one round: every open text gets at least one token; return the new ids per text."""
-        before = dict(self.clock.parts)
+        parts_before = dict(self.clock.parts)
         texts, width = self.texts, self.opening.width
         draft_lengths = [min(width, text.room - 1) for text in texts.rows]
         draft_coins, accept, draw = toss(texts, draft_lengths, self._coins)
@@ -61,11 +67,11 @@ class HostRounds(Rounds):
         draft = self._propose(draft_lengths, draft_coins)
         q = self._score(draft)
         rules = [text.rule for text in texts.rows]
-        judges = assigned(rules, self.policies, q, draft, self.verifier)
+        assignment = assigned(rules, self.policies, q, draft, self.verifier)
         self.clock.lap("other")
         coins = accept[:, : self.verifier.coins(max(draft.lengths))]
         with one_thread():
-            verdict = self.verifier.decide(judges, q, draft, coins, draw)
+            verdict = self.verifier.decide(assignment, q, draft, coins, draw)
         tokens = verdict.rows()
         self.clock.lap("verify")
         for row, ids in enumerate(tokens):
@@ -83,8 +89,8 @@ class HostRounds(Rounds):
             rule.advance(ids)
         kinds = Counter(map(self.count, texts.rows, draft.longest, tokens, new))
         if self.options.callbacks.on_round is not None:
-            done = Reading(kinds, sum(map(len, new))), self.clock.seconds(before)
-            self.options.callbacks.on_round(*done)
+            reading, seconds = Reading(kinds, sum(map(len, new))), self.clock.seconds(parts_before)
+            self.options.callbacks.on_round(reading, seconds)
             self.clock.lap("callback")
         new_of_all: list[list[int]] = [[] for _ in texts.all]
         for text, ids in zip(texts.rows, new, strict=True):
@@ -94,13 +100,14 @@ class HostRounds(Rounds):
 
     def _retire(self) -> None:
         """Drop texts that have ended from the batch and from the caches."""
-        opened = [text.room > 0 for text in self.texts.rows]
-        if all(opened):
+        is_open = [text.room > 0 for text in self.texts.rows]
+        if all(is_open):
             return
-        rows = [row for row, on in enumerate(opened) if on]
+        rows = [row for row, stays in enumerate(is_open) if stays]
         # the last rows fill the gaps, so that few rows are copied
         movers = [row for row in rows if row >= len(rows)]
-        rows = [row if on else movers.pop() for row, on in enumerate(opened[: len(rows)])]
+        ahead = enumerate(is_open[: len(rows)])
+        rows = [row if stays else movers.pop() for row, stays in ahead]
         if not rows:
             return
         for part in (self.texts, self.target, self.drafting):
@@ -145,6 +152,7 @@ class HostRounds(Rounds):
         if verdict.path is not None:  # the buffer holds a tree's nodes, not the accepted path
             texts.propose_all(verdict.accepted_token_ids)
         taken = texts.settle(tokens, verdict.last)
+        # of text 0, as processors that need the path are refused in a batch of several texts
         path = range(taken[0]) if verdict.path is None else verdict.path[0].tolist()
         self.warp.processors.settle(texts, taken[0], path)
         new = [ids[:count] for ids, count in zip(tokens, taken, strict=True)]
@@ -152,8 +160,8 @@ class HostRounds(Rounds):
             if verdict.path is None:
                 self.target.rollback(row, length - 1)  # the last token is fed next round
             else:
-                path = verdict.path[row, : length - 1 - before[row]].tolist()
-                self.target.select(row, before[row], path)
+                accepted = verdict.path[row, : length - 1 - before[row]].tolist()
+                self.target.select(row, before[row], accepted)
         if self.drafting is not None:
             self.drafting.settle()
         self.clock.lap("other")

@@ -107,13 +107,13 @@ def speculative_generate(
         _check_batch(criteria, others, text_streamer)
     if options.get("seed") is None:
         options["seed"] = int(torch.randint(2**62, (), device="cpu"))
-    (length, ends), mask = _limits(criteria, generation_config), model_kwargs.get("attention_mask")
+    length, ends = _limits(criteria, generation_config)
     pad = generation_config.pad_token_id
     pad = pad if isinstance(pad, int) else (ends or [0])[0]
     callbacks = options.pop("callbacks", NO_CALLBACKS)
-    asked = DecodeOptions(
+    decode_options = DecodeOptions(
         max_new_tokens=length - input_ids.shape[1],
-        attention_mask=mask,
+        attention_mask=model_kwargs.get("attention_mask"),
         temperature=1.0 if generation_config.do_sample else 0.0,
         logits_processor=logits_processor,
         eos_token_ids=ends,
@@ -125,7 +125,7 @@ def speculative_generate(
     drafter = as_drafter(draft_model)
     if text_streamer is not None:
         text_streamer.put(input_ids.cpu())
-    result = decode(model, drafter, input_ids, asked)
+    result = decode(model, drafter, input_ids, decode_options)
     if text_streamer is not None:
         text_streamer.end()
     new = result.output_token_ids.to(input_ids.device)
@@ -151,8 +151,8 @@ def _is_library_criterion(one: Any, names: Sequence[str]) -> bool:
 def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
     """Return the most ids of a text and the end-of-text ids, from criteria or else ``config``."""
     known = [vars(one) for one in criteria if _is_library_criterion(one, KNOWN_CRITERIA)]
-    lengths = [held["max_length"] for held in known if "max_length" in held]
-    ends = [held["eos_token_id"] for held in known if "eos_token_id" in held]
+    lengths = [attributes["max_length"] for attributes in known if "max_length" in attributes]
+    ends = [attributes["eos_token_id"] for attributes in known if "eos_token_id" in attributes]
     if not ends and config.eos_token_id is not None:
         ends = [torch.as_tensor(config.eos_token_id, device="cpu")]
     ids = [token for several in ends for token in several.flatten().tolist()]
@@ -180,30 +180,30 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
     if streamer is not None:
         raise ValueError("text_streamer: must hear one text; got a batch")
     ends = any(_is_library_criterion(one, ("EosTokenCriteria",)) for one in criteria)
-    for one in others:
-        by_row = _is_library_criterion(one, BY_ROW)
+    for criterion in others:
+        by_row = _is_library_criterion(criterion, BY_ROW)
         if not (ends and by_row):
             more = ", or beside an eos_token_id" if by_row else ""
             raise ValueError(
-                f"stopping_criteria: {type(one).__name__} must be asked about one text at a "
+                f"stopping_criteria: {type(criterion).__name__} must be asked about one text at a "
                 f"time{more}; got a batch"
             )
 
 
-def _stop(criteria: Sequence[Any], ids: Tensor, more: Stop | None) -> Stop | None:
+def _stop(criteria: Sequence[Any], input_ids: Tensor, more: Stop | None) -> Stop | None:
     """Return one ``stop`` function for stopping criteria and the user's ``more``."""
     if more is not None:
         check_stop(more)
     if not criteria:
         return more
 
-    def stop(own: Tensor, prompt_length: int) -> bool:
-        if more is not None and more(own.clone(), prompt_length):
+    def stop(ids: Tensor, prompt_length: int) -> bool:
+        if more is not None and more(ids.clone(), prompt_length):
             return True
-        if len(ids) == 1:  # criteria get the prompt with its padding
-            own = torch.cat([ids, own[:, prompt_length:].to(ids.device)], 1)
+        if len(input_ids) == 1:  # criteria get the prompt with its padding
+            ids = torch.cat([input_ids, ids[:, prompt_length:].to(input_ids.device)], 1)
         return any(
-            bool(torch.as_tensor(one(own.clone(), None), device="cpu").all()) for one in criteria
+            bool(torch.as_tensor(ends(ids.clone(), None), device="cpu").all()) for ends in criteria
         )
 
     return stop

@@ -105,7 +105,7 @@ def _check_input(name: str, value: Any, input_ids: Tensor, mask: Tensor | None) 
 
 def _counted(position_ids: Tensor, input_ids: Tensor, mask: Tensor | None) -> bool:
     """Return whether ``position_ids`` are the positions that a decode gives the prompts' tokens."""
-    seen = torch.ones_like(input_ids).bool() if mask is None else mask.bool()
-    if position_ids.shape[-1] != seen.shape[-1]:
+    visible = torch.ones_like(input_ids).bool() if mask is None else mask.bool()
+    if position_ids.shape[-1] != visible.shape[-1]:
         return False
-    return bool(((position_ids == seen.cumsum(-1) - 1) | ~seen).all())
+    return bool(((position_ids == visible.cumsum(-1) - 1) | ~visible).all())

@@ -102,10 +102,11 @@ class Ledger(Schedule):
     def _cap(self, inner: Schedule) -> None:
         """Set the schedule to follow, all policies, and each policy's ladder as policy numbers."""
         policies, numbers = list[Policy](), []
-        for own in inner.policies:
-            strict = read_policy(defaults.STRICT if own.unit == REGRET else defaults.POLICY)
-            ladder = (*_ladder(own), strict)
-            if own.unit == REGRET and KEEP not in policies:
+        for followed in inner.policies:
+            by_regret = followed.unit == REGRET
+            strict = read_policy(defaults.STRICT if by_regret else defaults.POLICY)
+            ladder = (*_ladder(followed), strict)
+            if by_regret and KEEP not in policies:  # for :meth:`_planned`
                 policies.append(KEEP)
             policies += [policy for policy in ladder if policy not in policies]
             numbers.append([policies.index(policy) for policy in ladder])
@@ -128,9 +129,9 @@ class Ledger(Schedule):
     def at_ends(self, token_ids: Iterable[int]) -> "Ledger":
         if (inner := self.inner.at_ends(token_ids)) is self.inner:
             return self
-        own = copy.copy(self)  # keeps the class and attributes of a subclass
-        own._cap(inner)
-        return own
+        changed = copy.copy(self)  # keeps the class and attributes of a subclass
+        changed._cap(inner)
+        return changed
 
     def begin(self, prompt: Sequence[int]) -> Account:
         return Account(self.inner.begin(prompt), 0, 0.0)
@@ -165,8 +166,9 @@ class Ledger(Schedule):
         def nodes_under(policy: Policy) -> Nodes:
             tilt = tilt_of(policy)
             target = target_probs if tilt else None
-            alone = Assignment((untilted(policy),), tilts=(tilt,), target=target)
-            return Nodes(verifier, alone, tilted_target(tilt), draft)
+            # as :meth:`Assignment.seen` returns it; the rows of each tilt are made once
+            without_tilt = Assignment((untilted(policy),), tilts=(tilt,), target=target)
+            return Nodes(verifier, without_tilt, tilted_target(tilt), draft)
 
         for node in range(draft.lengths[0] + 1):
             if node:
@@ -206,21 +208,22 @@ class Ledger(Schedule):
         charges fit the cap at every token, the largest n that maximises n − ν Σ ρ. The first n
         nodes get KEEP, all later ones strict greedy decoding.
         """
-        own = self.policies[self.numbers[numbers[0]][0]]
+        policy = self.policies[self.numbers[numbers[0]][0]]
         one_path = isinstance(verifier, Block) and draft.is_chain and draft.probs is None
-        regret = isinstance(own, Regret) and own.price is not None and own.price < math.inf
+        regret = isinstance(policy, Regret) and policy.price is not None and policy.price < math.inf
         if not (regret and one_path and len({*numbers}) == 1):
             return None
-        assert isinstance(own, Regret) and own.price is not None
+        assert isinstance(policy, Regret) and policy.price is not None
         count = draft.lengths[0]
         ids = draft.token_ids[:1, :count]
-        lost = losses(target_probs[:, :count], ids)[0][0].cpu()
-        room = self.cap * (state.emitted + 1 + torch.arange(count, device="cpu")) * (1 - ROUNDING)
-        fits = (lost.cumsum(0) <= room + self.burst - state.spent).long().cumprod(0)
+        regrets = losses(target_probs[:, :count], ids)[0][0].cpu()
+        caps = self.cap * (state.emitted + 1 + torch.arange(count, device="cpu")) * (1 - ROUNDING)
+        fits = (regrets.cumsum(0) <= caps + self.burst - state.spent).long().cumprod(0)
         credit = self.cap * (state.emitted + 1) + self.burst - state.spent
-        short = PATIENCE * self.cap / max(credit, ROUNDING)
-        price = own.price * math.sqrt(max(short, 1.0))
-        worth = torch.where(fits > 0, 1 - price * lost, -math.inf).nan_to_num(-math.inf).cumsum(0)
+        shortage = PATIENCE * self.cap / max(credit, ROUNDING)
+        price = policy.price * math.sqrt(max(shortage, 1.0))
+        gains = torch.where(fits > 0, 1 - price * regrets, -math.inf)
+        worth = gains.nan_to_num(-math.inf).cumsum(0)  # n − ν Σ ρ for n = 1, 2, …
         best = float(worth.max()) if count else -math.inf
         kept = int((worth >= best).nonzero()[-1]) + 1 if best >= 0 else 0
         keep, strict = map(self.policies.index, (KEEP, read_policy(defaults.STRICT)))
@@ -240,16 +243,17 @@ class Ledger(Schedule):
         rung, last = 0, len(ladder) - 1
         if allowed <= 0:
             rung = last
-        elif last > 1 and allowed < PATIENCE * self.cap:
-            short = math.log(PATIENCE * self.cap / allowed) / (2 * math.log(STEP))
-            rung = min(math.ceil(short), last)
+        elif last > 1 and allowed < PATIENCE * self.cap:  # last = 1: no price, one rung to try
+            rungs_up = math.log(PATIENCE * self.cap / allowed) / (2 * math.log(STEP))
+            rung = min(math.ceil(rungs_up), last)
         while True:
             node = at(ladder[rung])
             if rung == last or (charge := node.charge().spent) <= allowed:
                 return ladder[rung], node
             # an infinite charge tells nothing about the distance: go up one rung
-            over = math.log(charge / allowed) / (2 * math.log(STEP)) if charge < math.inf else 0.0
-            rung = min(rung + max(1, math.floor(over)), last)
+            finite = charge < math.inf
+            rungs_up = math.log(charge / allowed) / (2 * math.log(STEP)) if finite else 0.0
+            rung = min(rung + max(1, math.floor(rungs_up)), last)
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:

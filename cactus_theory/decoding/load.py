@@ -75,7 +75,7 @@ class Source:
         if self.of_hub and (Path(self.place).exists() or not HUB_ID.fullmatch(str(self.place))):
             raise ValueError(
                 f"{self.name}: must be a folder with a config.json, or an id of the Hugging Face "
-                f"Hub{self._words}; got {str(self.place)!r}"
+                f"Hub{self._or_drafters}; got {str(self.place)!r}"
             )
         if self.revision is not None and not self.of_hub:
             raise ValueError(
@@ -84,7 +84,7 @@ class Source:
             )
 
     @property
-    def _words(self) -> str:
+    def _or_drafters(self) -> str:
         return f"; or one of {DRAFTERS}" if self.name == "draft" else ""
 
     @property
@@ -103,7 +103,7 @@ class Source:
             return Path(self.place) / name
         cached_file = check.optional_module("transformers.utils", "llm").cached_file
         revision = self.revision or "main"
-        return Path(self._had(partial(cached_file, str(self.place), name, revision=revision)))
+        return Path(self._loaded(partial(cached_file, str(self.place), name, revision=revision)))
 
     def read(self, kind: str, **options: Any) -> Any:
         """Return an object by ``from_pretrained`` of a class of transformers.
@@ -118,9 +118,9 @@ class Source:
             trust_remote_code=self.trust_code,
             **options,
         )
-        return self._had(load)
+        return self._loaded(load)
 
-    def _had(self, load: Any) -> Any:
+    def _loaded(self, load: Any) -> Any:
         """Return the result of ``load`` from the folder or the cache, else from the hub."""
         library = check.optional_module("transformers", "llm")
         with _quiet(library, self.of_hub):
@@ -138,7 +138,7 @@ class Source:
                     "cache of Hugging Face, and the hub did not give it "
                     f"({type(error).__name__}: {first_line(error)}); check the name and the "
                     f"network, or run `hf download {self.place}` where there is one and name its "
-                    f"folder{self._words}"
+                    f"folder{self._or_drafters}"
                 ) from error
             try:
                 return load()
@@ -193,6 +193,7 @@ def load_pair(
     """
     sources = [Source("target", target, revision, trust_code)]
     drafter = None if draft is None else named_drafter(draft)
+    # a name that makes no drafter, other than ``none``, is the folder or the id of a model or head
     if drafter is None and str(draft or "none") != "none":
         sources.append(Source("draft", str(draft), draft_revision, trust_code))
         if (drafter := _eagle3(sources[1], device, dtype)) is not None:
@@ -253,8 +254,9 @@ def _eagle3(
         return None
     if source.of_hub:
         source.file(WEIGHTS)
-    kind, on_cpu = _asked(dtype, device)
+    kind, on_cpu = _dtype_to_load(dtype, device)
     head = Eagle3Head.load(folder, kind)
+    # as in :func:`load_model`: on a CPU float32, unless the weights are stored in bfloat16
     if kind is None and on_cpu and head.fc.weight.dtype != torch.bfloat16:
         head = Eagle3Head.load(folder)
     return Eagle3Drafter(head.to(device))
@@ -278,7 +280,7 @@ def load_model(
         As :func:`load_pair`.
     """
     source = source if isinstance(source, Source) else Source("model", source)
-    kind, on_cpu = _asked(dtype, device)
+    kind, on_cpu = _dtype_to_load(dtype, device)
     options = {"dtype": kind or AUTO, "output_loading_info": True}
     model, report = source.read("AutoModelForCausalLM", **options)
     # transformers would fill missing weights with random numbers
@@ -286,17 +288,17 @@ def load_model(
         raise ValueError(
             f"{source.name}: every weight must be present; {missing[0]!r} is not in {source.place}"
         )
-    others = sorted(report["unexpected_keys"])
-    for name in others:
+    unexpected = sorted(report["unexpected_keys"])
+    for name in unexpected:
         if not COMPUTED.fullmatch(name):
             raise ValueError(
                 f"{source.name}: every tensor must be one of the {type(model).__name__} that its "
                 f"{CONFIG} describes; {name!r} in {source.place} is none"
             )
-    if others:
+    if unexpected:
         warnings.warn(
-            f"{source.name}: of {source.place} {others[0]!r} and all such tensors "
-            f"({len(others)}) are not read, as the model computes them",
+            f"{source.name}: of {source.place} {unexpected[0]!r} and all such tensors "
+            f"({len(unexpected)}) are not read, as the model computes them",
             stacklevel=2,
         )
     if kind is None and on_cpu and model.dtype != torch.bfloat16:
@@ -304,14 +306,17 @@ def load_model(
     return model.to(device).eval()
 
 
-def _asked(dtype: str | torch.dtype, device: str | torch.device) -> tuple[torch.dtype | None, bool]:
+def _dtype_to_load(
+    dtype: str | torch.dtype, device: str | torch.device
+) -> tuple[torch.dtype | None, bool]:
     """Return the dtype to load (None: as stored), and whether the device is a CPU."""
     on_cpu = tensors.working_device("device", device).type == "cpu"
     if not isinstance(dtype, str):
         return dtype, on_cpu
     if check.one_of("dtype", dtype, (*DTYPES, "float64")) != AUTO:
         return getattr(torch, dtype), on_cpu
-    return None if not on_cpu or has_instructions(torch.bfloat16) else torch.float32, on_cpu
+    as_stored = not on_cpu or has_instructions(torch.bfloat16)
+    return None if as_stored else torch.float32, on_cpu
 
 
 def dtype_rule(dtype: str, device: str | torch.device) -> str:
@@ -328,11 +333,11 @@ def _quiet(library: Any, downloads: bool) -> Iterator[None]:
     """Silence progress bars, log lines and warnings in a block; keep the bars of downloads."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
-    logging, shown = library.utils.logging, not are_progress_bars_disabled()
+    logging, bars_allowed = library.utils.logging, not are_progress_bars_disabled()
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
-    if downloads and shown:
+    if downloads and bars_allowed:
         enable_progress_bars()
     try:
         with warnings.catch_warnings():

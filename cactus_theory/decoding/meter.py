@@ -38,13 +38,13 @@ class TokenLog:
 
     def enter(self, node: Node, spent: float, emitted: Emitted) -> None:
         """Record the charge of an emitted token, and ln q and ln h if the log keeps them."""
-        *at, token = emitted
-        self.charges[*at] = spent
-        self.directions[at[0]] += node.directions
+        number, place, token = emitted
+        self.charges[number, place] = spent
+        self.directions[number] += node.directions
         if self.has_log_probs:
             with np.errstate(divide="ignore"):  # a user's rule may emit a token with q = 0
-                self.target[*at] = np.log(float(node.target[token]))
-                self.emitted[*at] = np.log(node.h(token))
+                self.target[number, place] = np.log(float(node.target[token]))
+                self.emitted[number, place] = np.log(node.h(token))
 
     def costs(self, width: int) -> Float[Tensor, "batch width"]:
         """Return the charges of the first ``width`` tokens of every text, in the meter's unit."""
@@ -54,8 +54,8 @@ class TokenLog:
         """Return ln q and ln h of the first ``width`` tokens of every text; None if not kept."""
         if not self.has_log_probs:
             return None
-        logs = (torch.from_numpy(of[:, :width].copy()) for of in (self.target, self.emitted))
-        return LogProbs(*logs)
+        columns = (torch.from_numpy(logs[:, :width].copy()) for logs in (self.target, self.emitted))
+        return LogProbs(*columns)
 
 
 class Meter:
@@ -124,10 +124,11 @@ class Meter:
 
     @one_thread()
     def _enter(self, pairs: Sequence[tuple[Node, Emitted | None]]) -> None:
+        """Measure nodes together, then add up their charges and log those of the tokens given."""
         charge_nodes([node for node, _ in pairs], self.divergence)
         for node, emitted in pairs:
             spent, accepted, raised = node.charge(self.divergence)
-            self.rows += node.drafted or node.is_written
+            self.rows += node.drafted or node.is_written  # not q of an undrafted token
             self.total += spent
             self.largest = max(self.largest, spent)
             self.expected += accepted

@@ -35,11 +35,13 @@ def cut_to_nucleus(scores: Row, probs: Row, lost: float, value: float) -> None:
                 digit = (bits[i] >> shift) & np.int32(2**DIGIT - 1)
                 mass[digit] += probs[i]
                 counts[digit] += 1
+        # the digit that the edge has: at most ``last``, the largest digit of a token
         digit, last = 0, counts.nonzero()[0].max() if counts.any() else 0
         while digit < last and below + mass[digit] <= lost:
             below += mass[digit]
             digit += 1
         edge, ties = np.int32((edge << np.int32(DIGIT)) + digit), counts[digit]
+    # a softmax holds NaN everywhere or nowhere
     for i in range(bits.size if not np.isnan(probs[0]) else 0):
         if bits[i] == edge and ties > 1 and below + probs[i] <= lost:
             below += probs[i]

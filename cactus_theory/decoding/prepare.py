@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -76,13 +77,17 @@ def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
 
 def _warn_of_nothing_relaxed(policies: Sequence[Policy], vocab: int) -> None:
     """Warn of a policy that relaxes softmax rows but no one-hot rows, the rows of temperature 0."""
-    soft, hot, p = torch.zeros(3, max(3, vocab), dtype=torch.float64, device="cpu")
-    soft[:3], p[:3] = soft.new_tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]])
-    hot[0] = 1.0
+
+    def row(*probs: float) -> Tensor:
+        likeliest = torch.tensor(probs, dtype=torch.float64, device="cpu")
+        return torch.nn.functional.pad(likeliest, (0, max(vocab - len(probs), 0)))
+
+    one_hot, soft, p = row(1.0, 0.0, 0.0), row(0.5, 0.3, 0.2), row(0.2, 0.3, 0.5)
     for policy in policies:
         if isinstance(policy, FunctionPolicy):
             continue  # a user's function is not called on rows outside the decode
-        if [torch.equal(policy.emitted(q, p), q) for q in (hot, soft)] == [True, False]:
+        keeps_one_hot, keeps_soft = (torch.equal(policy.emitted(q, p), q) for q in (one_hot, soft))
+        if keeps_one_hot and not keeps_soft:
             warnings.warn(
                 f"policy: {policy.spec} relaxes nothing at temperature 0, where rows are one-hot; "
                 "regret:price=20 does, by 20 tokens a nat of regret",
@@ -109,11 +114,18 @@ def opened_texts(
             )
     visible = _visible(input_ids, options.attention_mask)
     rows = zip(input_ids.tolist(), visible, strict=True)
-    prompts = [[token for token, on in zip(*row, strict=True) if on] for row in rows]
-    new, device = options.max_new_tokens, models[first].device
-    given = None if all(map(all, visible)) else input_ids.to(device)
-    own = options.policies, options.seeds, options.stop
-    return Texts(prompts, new, options.ends(models[first]), device, beside, given, *own)
+    device = models[first].device
+    return Texts(
+        [[*compress(ids, mask)] for ids, mask in rows],
+        options.max_new_tokens,
+        options.ends(models[first]),
+        device,
+        beside=beside,
+        given=None if all(map(all, visible)) else input_ids.to(device),
+        policies=options.policies,
+        seeds=options.seeds,
+        stop=options.stop,
+    )
 
 
 def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:

@@ -31,7 +31,7 @@ class Warp:
     ) -> None:
         self.temperature, self.processors = temperature, processors or Processors()
         self.soft = soft
-        self.checked = not self.processors.all
+        self.checked = not self.processors.all  # without processors there is nothing to warn of
 
     @property
     def greedy(self) -> bool:

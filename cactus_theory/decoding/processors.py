@@ -77,17 +77,18 @@ class Places:
 
         Offsets behind an end-of-text token, or behind a token with a logit of −∞, are left out.
         """
-        tokens, lost = self.texts.buffer[row, self.texts.rows[row].length :].tolist(), set[int]()
+        tokens = self.texts.buffer[row, self.texts.rows[row].length :].tolist()
+        unreached = set[int]()  # offsets, which are nodes if there is a ``draft``
         for offset in self.offsets(row):
-            ends = not self.texts.eos.isdisjoint(tokens[: self.first])
+            is_behind = not self.texts.eos.isdisjoint(tokens[: self.first])
             if offset and self.draft is not None:
                 above, token = self.draft.node(row, offset - 1), tokens[offset - 1]
-                lacks = not float(self.logits[row, above, token]) > -math.inf
-                ends = above in lost or token in self.texts.eos or lacks
-            if not ends:
+                excluded = not float(self.logits[row, above, token]) > -math.inf
+                is_behind = above in unreached or token in self.texts.eos or excluded
+            if not is_behind:
                 yield offset
             else:
-                lost.add(offset)
+                unreached.add(offset)
 
 
 class Processors:
@@ -109,7 +110,7 @@ class Processors:
         self.strangers = [one for one in self.all if not {library_name(one)} & (FREE | KNOWN)]
         # for strangers: the text's rows before processing, and the copies that drafts call
         self.rows, self.copies = torch.empty(0, device="cpu"), list[Any]()
-        self.before: Snapshot | None = None
+        self.before: Snapshot | None = None  # the state, which calls of copies must not change
         if self.strangers and batch > 1:
             refuse(self.strangers, f"must be asked about one text at a time; got {batch} texts")
         if self.strangers and drafts:
@@ -119,13 +120,14 @@ class Processors:
         """Apply all processors, and write the processed logits over the logits."""
         if self.strangers:
             return self._walk(places)
-        for one in self.all:
-            if library_name(one) in KNOWN:
-                self._ask_known(one, places)
+        for processor in self.all:
+            if library_name(processor) in KNOWN:
+                self._ask_known(processor, places)
             else:
                 flat = places.logits.reshape(-1, places.logits.shape[-1])
-                ids, scores = places.texts.buffer[:, :1], flat.clone()
-                scores = _nucleus(one, scores) if _is_nucleus(one, scores) else one(ids, scores)
+                ids, scores = places.texts.buffer[:, :1], flat.clone()  # FREE reads no ids
+                by_loop = _is_nucleus(processor, scores)
+                scores = _nucleus(processor, scores) if by_loop else processor(ids, scores)
                 places.logits.copy_(scores.reshape(places.logits.shape))
 
     def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
@@ -135,9 +137,9 @@ class Processors:
         token.) ``taken`` counts all emitted tokens; ``path`` are the accepted tokens' places in the
         draft.
         """
-        for count, node in enumerate(path[: taken - 1] if self.strangers else (), 1):
-            ids = texts.shown(0, texts.prefix(0, count - taken))
-            self._ask(self.all, self.rows[node + 1], ids)
+        for count, place in enumerate(path[: taken - 1] if self.strangers else (), 1):
+            ids = texts.shown(0, texts.prefix(0, count - taken))  # up to emitted token ``count``
+            self._ask(self.all, self.rows[place + 1], ids)  # row i + 1 follows drafted token i
 
     def _ask_known(self, one: Any, places: Places) -> None:
         """Call a processor of ``KNOWN`` once for all places with equally many ids."""
@@ -146,21 +148,21 @@ class Processors:
             for offset in places.offsets(row):
                 ids = places.ids(row, offset)
                 groups[ids.shape[1]].append((row, offset, ids))
-        for rows, offsets, ids in (zip(*some, strict=True) for some in groups.values()):
-            few = self._of(one, [places.texts.rows[row].number for row in rows])
+        for rows, offsets, ids in (zip(*group, strict=True) for group in groups.values()):
+            of_rows = self._for_texts(one, [places.texts.rows[row].number for row in rows])
             scores = places.logits[list(rows), list(offsets)]
-            places.logits[list(rows), list(offsets)] = few(torch.cat(ids), scores)
+            places.logits[list(rows), list(offsets)] = of_rows(torch.cat(ids), scores)
 
-    def _of(self, one: Any, numbers: Sequence[int]) -> Any:
+    def _for_texts(self, one: Any, numbers: Sequence[int]) -> Any:
         """Return a copy of a processor that holds the entries of these texts only."""
-        asked = copy.copy(one)
+        selected = copy.copy(one)
         for name in BY_TEXT:
-            held = vars(one).get(name)
-            if isinstance(held, list | Tensor):  # one entry for all answers to the same prompt
-                chosen = [number * len(held) // self.batch for number in numbers]
-                few = [held[entry] for entry in chosen] if isinstance(held, list) else held[chosen]
-                vars(asked).update({name: few, "batch_size": len(numbers)})
-        return asked
+            values = vars(one).get(name)
+            if isinstance(values, list | Tensor):  # one entry for all answers to the same prompt
+                chosen = [number * len(values) // self.batch for number in numbers]
+                few = [values[i] for i in chosen] if isinstance(values, list) else values[chosen]
+                vars(selected).update({name: few, "batch_size": len(numbers)})
+        return selected
 
     def _walk(self, places: Places) -> None:
         """Call strangers at the next place of the text, and copies of them at drafted places.
@@ -181,12 +183,12 @@ class Processors:
         self.copies, self.rows = [], logits.clone()
         self._ask(self.all, logits[0], places.ids(0, 0))
         if len(places.offsets(0)) > 1:
-            self.before, asked = self._snapshot(self.all), {0: self.all}
+            self.before, by_node = self._snapshot(self.all), {0: self.all}
             for offset in places.reached(0):
                 if offset:
-                    above = asked[draft.node(0, offset - 1)]
-                    asked[offset] = self._snapshot(above).copies()
-                    self._ask(asked[offset], logits[offset], places.ids(0, offset))
+                    above = by_node[draft.node(0, offset - 1)]  # offset i is node i
+                    by_node[offset] = self._snapshot(above).copies()
+                    self._ask(by_node[offset], logits[offset], places.ids(0, offset))
             self._check()
 
     def _ask(self, processors: Sequence[Any], logits: Float[Tensor, "vocab"], ids: Tensor) -> None:

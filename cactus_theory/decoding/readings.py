@@ -122,7 +122,7 @@ class Reading:
     @property
     def marginal_acceptance_rates(self) -> tuple[float, ...]:
         """Return for each place of a draft the share of all drafts whose token was accepted."""
-        return tuple(_share(own, self.num_drafts) for own in self.num_accepted_tokens_per_pos)
+        return tuple(_share(count, self.num_drafts) for count in self.num_accepted_tokens_per_pos)
 
     @property
     def conditional_acceptance_rates(self) -> tuple[float, ...]:
@@ -135,7 +135,7 @@ class Reading:
         for (drafted, kept, ended), times in self.drafts.items():
             if kept < drafted and not ended:
                 refused[kept] += times
-        return tuple(_share(own, own + no) for own, no in zip(accepted, refused, strict=True))
+        return tuple(_share(yes, yes + no) for yes, no in zip(accepted, refused, strict=True))
 
     @property
     def num_calls(self) -> int:

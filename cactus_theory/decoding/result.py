@@ -170,4 +170,4 @@ class Stopwatch:
     def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
         """Return the seconds so far, or the seconds since ``parts`` had the values ``since``."""
         before = since or {}
-        return Seconds(**{part: own - before.get(part, 0.0) for part, own in self.parts.items()})
+        return Seconds(**{part: now - before.get(part, 0.0) for part, now in self.parts.items()})

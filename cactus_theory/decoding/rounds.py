@@ -128,7 +128,7 @@ class Rounds(ABC):
             if meter is not None:
                 before = len(text.new_ids) - len(ids)
                 places = enumerate(ids, before)
-                meter.add(nodes, [(text.number, at, token) for at, token in places])
+                meter.add(nodes, [(text.number, place, token) for place, token in places])
         self.clock.lap("meter")
 
     def failure(
@@ -159,9 +159,9 @@ class Rounds(ABC):
 
     def result(self) -> GenerationResult:
         """Return the tokens and statistics of the rounds so far."""
-        own = [(text.new_ids, text.ended, text.rounds) for text in self.texts.all]
-        new, ended, kinds = zip(*own, strict=True)
-        rounds, longest = sum(kinds, Counter()), max(map(len, new))
+        by_text = [(text.new_ids, text.ended, text.rounds) for text in self.texts.all]
+        new, ended, row_rounds = zip(*by_text, strict=True)
+        rounds, longest = sum(row_rounds, Counter()), max(map(len, new))
         reading = Reading(rounds, sum(map(len, new)))
         padded = [ids + [-1] * (longest - len(ids)) for ids in new]
         token_ids = torch.tensor(padded, dtype=torch.int64, device="cpu")
@@ -177,7 +177,8 @@ class Rounds(ABC):
             measured["rows"] = self.recorder
         self.clock.lap("meter")
         seconds = self.clock.seconds()
-        return GenerationResult(token_ids, ended, kinds, *self.calls, seconds, reading, **measured)
+        counts = row_rounds, *self.calls
+        return GenerationResult(token_ids, ended, *counts, seconds, reading, **measured)
 
 
 def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:

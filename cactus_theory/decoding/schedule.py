@@ -67,9 +67,9 @@ class Schedule(ABC):
         policies = tuple(policy.at_ends(token_ids) for policy in self.policies)
         if policies == self.policies:
             return self
-        own = copy.copy(self)
-        own.policies = policies
-        return own
+        changed = copy.copy(self)
+        changed.policies = policies
+        return changed
 
     @abstractmethod
     def begin(self, prompt: Sequence[int]) -> Any:
@@ -116,11 +116,12 @@ class Schedule(ABC):
         subclass has computed to choose; the verifier uses their laws. There are none by default.
         """
         choice, count = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1), draft.lengths[0]
+        # whether a policy is also needed where nothing was drafted: at the ends of paths
         ends = any(policy.moves_undrafted for policy in self.policies)
         if len(self.policies) == 1 or not (count or ends):
             return choice, {}
-        own = Assignment(tuple(map(untilted, self.policies)))
-        nodes = Nodes(verifier, own, target_probs, draft)
+        bare = Assignment(tuple(map(untilted, self.policies)))  # schedules read rows without tilt
+        nodes = Nodes(verifier, bare, target_probs, draft)
         if draft.parents is None:
             choice[: count + ends] = self._along(state, list(range(count)), nodes, ends)
             return choice, {}
@@ -129,7 +130,7 @@ class Schedule(ABC):
             node = draft.node(0, place)
             choice[node] = self._along(state, path, nodes)[-1]
             if ends:
-                choice[place + 1] = self._along(state, path, nodes, True)[-1]
+                choice[place + 1] = self._along(state, path, nodes, ends=True)[-1]
         return choice, {}
 
     def _along(
@@ -137,16 +138,18 @@ class Schedule(ABC):
     ) -> Int[Tensor, "count"]:
         """Return the choices for a path's tokens and, with ``ends``, for the place after them."""
         draft, ids = rows.draft, rows.draft.token_ids[0, path]
-        shown = (torch.cat([ids, ids.new_zeros(int(ends))]),)
+        # id 0 stands for the token after the path, as no policy depends on the token it judges
+        read = (torch.cat([ids, ids.new_zeros(int(ends))]),)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
-            places = [(draft.node(0, place), place) for place in path]
-            places += [(path[-1] + 1 if path else 0, None)] * ends
-            nodes = [rows.at(0, node, accepted=own) for node, own in places]
-            shown += tuple(stacked(nodes, name) for name in ("q", "offers"))
+            judged = [(draft.node(0, place), place) for place in path]
+            if ends:
+                judged.append((path[-1] + 1 if path else 0, None))
+            nodes = [rows.at(0, node, accepted=place) for node, place in judged]
+            read += tuple(stacked(nodes, name) for name in ("q", "offers"))
         if not is_own(type(self)):
-            shown = copied(shown)
-        return self.choose_by_rows(state, *shown) if by_rows else self.choose(state, *shown)
+            read = copied(read)
+        return self.choose_by_rows(state, *read) if by_rows else self.choose(state, *read)
 
     def shown(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Return the nodes for :meth:`observe`; copies, for a class of another package."""
@@ -237,7 +240,7 @@ def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
     """
     each = [rule.policies if isinstance(rule, Schedule) else (rule,) for rule in rules]
     # an example of each kind
-    spec_by_regret = {own.unit == REGRET: own.spec for policies in each for own in policies}
+    spec_by_regret = {one.unit == REGRET: one.spec for policies in each for one in policies}
     if len(spec_by_regret) > 1:
         raise ValueError(
             f"policy: {spec_by_regret[True]} is charged in regret, and all policies must be then "
@@ -335,10 +338,10 @@ class Between(Schedule):
         return self.advance(Section(False, ()), prompt)
 
     def advance(self, state: Section, new_ids: Sequence[int]) -> Section:
-        ids = (*state.tail, *new_ids)
-        tail = ids[len(ids) - min(len(ids), self.memory) :]
         if not len(new_ids):
             return state
+        ids = (*state.tail, *new_ids)
+        tail = ids[len(ids) - min(len(ids), self.memory) :]  # ids[-0:] would be all ids
         return Section(bool(self._after(state, torch.tensor(new_ids, device="cpu"))[-1]), tail)
 
     def choose(self, state: Section, drafted: Int[Tensor, "K"]) -> Int[Tensor, "K"]:
@@ -356,8 +359,8 @@ class Between(Schedule):
         count = torch.arange(1, len(ids) + 1, device=ids.device)
         # place of the latest marker up to each token, 0 for none
         latest = torch.where(opened | closed, count, 0).cummax(0).values
-        changed = (opened & ~closed)[(latest - 1).clamp(min=0)] if len(ids) else opened
-        return torch.where(latest > 0, changed, torch.full_like(changed, state.open))
+        opens = (opened & ~closed)[(latest - 1).clamp(min=0)] if len(ids) else opened
+        return torch.where(latest > 0, opens, torch.full_like(opens, state.open))
 
 
 def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tensor, "T"]:

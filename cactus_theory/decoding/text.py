@@ -130,9 +130,9 @@ class Texts:
         longest = max(counts)
         if self.batch == 1:
             return self.buffer[:, starts[0] : starts[0] + longest]
-        at = torch.tensor(starts, device=self.device)[:, None]
-        at = (at + torch.arange(longest, device=self.device)).clamp(max=self.last)
-        return self.buffer.gather(1, at)
+        index = torch.tensor(starts, device=self.device)[:, None]
+        index = (index + torch.arange(longest, device=self.device)).clamp(max=self.last)
+        return self.buffer.gather(1, index)
 
     def propose(self, offset: int, token: Int[Tensor, "batch"]) -> None:
         """Write drafted token number ``offset`` of every row behind the settled tokens."""
@@ -183,6 +183,7 @@ class Texts:
         return len(ids)
 
     def _write(self, at: Sequence[int], token: Int[Tensor, "batch"]) -> None:
+        """Write one id into every row of the buffer, at index ``at[b]`` or the last index."""
         if self.batch == 1:
             self.buffer.select(1, at[0]).copy_(token)
             return

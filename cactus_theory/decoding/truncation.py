@@ -87,7 +87,7 @@ class Cuts:
     def rows(self, *logits: Any, temperature: float) -> list[Any]:
         """Return the rows of target and draft with their cuts, as :func:`cut_rows` makes them."""
         sides = zip(logits, self._sides, strict=True)
-        return [cut_rows(own, temperature=temperature, top_k=k, top_p=p) for own, (k, p) in sides]
+        return [cut_rows(row, temperature=temperature, top_k=k, top_p=p) for row, (k, p) in sides]
 
     def drafter(self, draft_model: Any, temperature: float) -> Drafter:
         """Return a drafter with the draft's cuts, for a decode with :meth:`options`."""
@@ -118,12 +118,13 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
     array([0.667, 0.333, 0.   , 0.   ])
     """
     Cuts(top_k, top_p)
-    law = _options(checked_temperature(temperature), top_k, top_p)
+    options = _options(checked_temperature(temperature), top_k, top_p)
     scores = checked_logits("logits", tensors.as_tensor("logits", logits))
     rows = scores.reshape(1, -1, scores.shape[-1]).clone()
-    warp = Warp(law["temperature"], Processors(law["logits_processor"]))
-    texts = Texts([[0]], 0, frozenset(), rows.device)  # no cut reads the texts
-    return tensors.scalar_like(warp(rows, texts, 0, [rows.shape[1]]).reshape(scores.shape), logits)
+    warp = Warp(options["temperature"], Processors(options["logits_processor"]))
+    texts = Texts([[0]], room=0, eos=frozenset(), device=rows.device)  # no cut reads the texts
+    rows = warp(rows, texts, first=0, drafted=[rows.shape[1]])
+    return tensors.scalar_like(rows.reshape(scores.shape), logits)
 
 
 def _options(temperature: float, top_k: int, top_p: float, soft: bool = False) -> dict[str, Any]:
@@ -142,10 +143,10 @@ class _Cut(Drafter):
     """A drafter whose rows are cut differently from the target's."""
 
     drafter: Drafter
-    law: dict[str, Any]
+    options: dict[str, Any]
 
     def begin(self, setting: DraftContext) -> Drafting:
-        warp = Warp(self.law["temperature"], Processors(self.law["logits_processor"]))
+        warp = Warp(self.options["temperature"], Processors(self.options["logits_processor"]))
         return self.drafter.begin(replace(setting, warp=warp))
 
     def check(self, target_model: Any) -> dict[str, Any]:

@@ -109,6 +109,7 @@ class DeviceRounds(Rounds):
         return new
 
     def _row(self, row: int, drafted: int) -> list[int]:
+        """Return a text's row of :class:`Inputs`: last two tokens, length, draft length."""
         ids = self.texts.rows[row].ids
         return [ids[-2] if len(ids) > 1 else ids[-1], ids[-1], len(ids), drafted]
 

@@ -76,7 +76,7 @@ class Repeated(Generic[Result]):
 
 
 def never_waits(job: Callable[[], Any], device: torch.device) -> bool:
-    """Return whether a job on a CUDA device runs without waiting for the device; else True."""
+    """Return whether a job runs without waiting for the CUDA device; True for other devices."""
     if not captures(device):
         return True
     before = torch.cuda.get_sync_debug_mode()
@@ -162,12 +162,12 @@ class StaticForward:
         slot; ``end`` is greater than every position that matters.
         """
         fast, (batch, new) = self.fast, token_ids.shape
-        x = F.embedding(token_ids.reshape(-1), fast.embedding)
+        embedded = F.embedding(token_ids.reshape(-1), fast.embedding)
         slots = torch.arange(end, device=positions.device)
-        sight = Sight(positions, None, slots > positions[..., None])
+        sight = Sight(positions, key_positions=None, hidden=slots > positions[..., None])
         rows = torch.arange(batch, device=positions.device)[:, None]
-        at = Slots(0, end, (rows, positions), sight)
-        states = fast.through(x, (batch, new), at)
+        at = Slots(start=0, end=end, index=(rows, positions), sight=sight)
+        states = fast.through(embedded, (batch, new), at)
         return fast.logits(states[:, -1:] if last else states)
 
 
@@ -212,10 +212,10 @@ class Round:
         """Draft, and run the target over the last settled token and the drafted tokens."""
         inputs = self.inputs
         ids, logits = self._propose(end)
-        place = inputs.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)
+        positions = inputs.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)
         fed = torch.cat([inputs.tokens[:, 1:], ids], 1)
         coins = inputs.coins[:, inputs.width : -1], inputs.coins[:, -1]
-        target = self.target(fed, place, end)
+        target = self.target(fed, positions, end)
         return Logits(target, logits, ids, inputs.draft_lengths, *coins, inputs.lengths)
 
     def _propose(self, end: int) -> tuple[Tensor, Tensor | None]:
@@ -224,12 +224,12 @@ class Round:
         if self.draft is None or not inputs.width:
             return inputs.tokens[:, :0], None
         # after a round that accepted all drafted tokens, the cache lacks the last but one token
-        place = inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.counts.device)
-        rows = self.draft(inputs.tokens, place.clamp(min=0), end, last=True)[:, 0]
+        positions = inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.counts.device)
+        rows = self.draft(inputs.tokens, positions.clamp(min=0), end, last=True)[:, 0]
         ids, logits = [self._drawn(rows, 0)], [rows]
         for step in range(1, inputs.width):
-            place = (inputs.lengths - 1 + step)[:, None]
-            rows = self.draft(ids[-1][:, None], place, end, last=True)[:, 0]
+            position = (inputs.lengths - 1 + step)[:, None]
+            rows = self.draft(ids[-1][:, None], position, end, last=True)[:, 0]
             ids.append(self._drawn(rows, step))
             logits.append(rows)
         deterministic = self.temperature == 0

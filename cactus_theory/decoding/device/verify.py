@@ -66,8 +66,8 @@ def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> 
     def step(logits: Logits) -> Verdict:
         ids, q = logits.token_ids, probabilities(logits.target, temperature)
         if not ids.shape[1]:
-            none = Draft(ids, logits.drafted, None)
-            return Verdict(ids, *chain_on_device(assigned, q, none, logits.accept, logits.draw))
+            empty = Draft(ids, logits.drafted, None)
+            return Verdict(ids, *chain_on_device(assigned, q, empty, logits.accept, logits.draw))
         p = None if logits.draft is None else probabilities(logits.draft, temperature)
         draft, coins = Draft(ids, logits.drafted, p), (logits.accept, logits.draw)
         if type(verifier) is Chain:

@@ -71,14 +71,14 @@ class Eagle3Drafter(Drafter):
     def check(self, target_model: Any) -> dict[str, Any]:
         """Raise ValueError for a target of another vocabulary, width, device or depth."""
         head, config, layers = self.head, text_config(target_model), self.reads(target_model)
-        for name, own, of_target in (
+        for name, of_head, of_target in (
             ("vocabulary", head.vocab, config.vocab_size),
             ("hidden size", head.hidden, config.hidden_size),
             ("device", head.fc.weight.device, target_model.device),
         ):
-            if own != of_target:
+            if of_head != of_target:
                 raise ValueError(
-                    f"target_model: {name} must be that of the head, {own}; got {of_target}"
+                    f"target_model: {name} must be that of the head, {of_head}; got {of_target}"
                 )
         if not all(0 <= layer < config.num_hidden_layers for layer in layers):
             raise ValueError(
@@ -92,6 +92,7 @@ class Eagle3Drafter(Drafter):
 
 
 def _packed(head: Eagle3Head) -> Any:
+    """Return the map ``fc``, laid out for faster calls if it is small or oneDNN packs it."""
     weight = head.fc.weight
     return Linear(weight) if weight.numel() <= JOINED_ENTRIES or packs(weight) else head.fc
 
@@ -103,8 +104,8 @@ class Eagle3Drafting(SampledDrafting):
         super().__init__(setting, greedy)
         self.features, texts = setting.features, self.texts
         self.layers = head.layers(setting.target_model)
-        own = head.core.model.embed_tokens
-        self.embedding = setting.target_model.get_input_embeddings() if head.shares else own
+        of_head = head.core.model.embed_tokens
+        self.embedding = setting.target_model.get_input_embeddings() if head.shares else of_head
         self.fc, self.of_target = prepared(head, _packed), head.of_target
         self.cache = RaggedCache(1, texts.batch, texts.capacity + self.width + 1)
         self.forward = FastForward(head.core, self.cache)
@@ -116,10 +117,10 @@ class Eagle3Drafting(SampledDrafting):
         if not any(lengths):
             return nothing(self.texts)
         units, counts = self.fresh(lengths)
-        last = [max(count - 1, 0) for count in counts]
-        state = gathered(self.run(units, counts), last, [1] * len(last))
+        last_unit = [max(count - 1, 0) for count in counts]
+        state = gathered(self.run(units, counts), last_unit, [1] * len(last_unit))
         self.cache.extend(counts)
-        settled, tokens = list(self.cache.lengths), []
+        settled_lengths, tokens = list(self.cache.lengths), []
         for step in range(max(lengths)):
             if step:
                 fed = [int(count > step) for count in lengths]
@@ -128,7 +129,7 @@ class Eagle3Drafting(SampledDrafting):
                 self.cache.extend(fed)
             self.clock.lap("draft")
             tokens.append(self.draw(self.logits(state), step, lengths, coins[:, step]))
-        for row, length in enumerate(settled):
+        for row, length in enumerate(settled_lengths):
             self.cache.rollback(row, length)
         self.clock.lap("draft")
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
@@ -137,7 +138,8 @@ class Eagle3Drafting(SampledDrafting):
         """Return the number of tokens that each row may draft: 0 before its states exist."""
         read = [0] * len(wanted) if self.features is None else self.features.lengths
         rows = zip(wanted, read, self.texts.lengths, strict=True)
-        return [most if 0 < states == ids - 1 else 0 for most, states, ids in rows]
+        # after a round the target has states of all tokens but the last
+        return [count if 0 < states == ids - 1 else 0 for count, states, ids in rows]
 
     def fresh(self, lengths: Sequence[int]) -> tuple[Float[Tensor, "batch most pair"], list[int]]:
         """Return the units that are not cached yet, and their counts (0 if nothing is drafted)."""

@@ -111,8 +111,9 @@ class Eagle3Head(nn.Module):
         self.core.model.embed_tokens = nn.Embedding(1 if shares else self.vocab, self.hidden)
         self.register_buffer("ids", torch.arange(size))
         self.cut = size != self.vocab
-        told = [layer.norm_before_residual, *(self.reads or ())]  # for fingerprints of state dicts
-        self.register_buffer("settings", torch.tensor(told, dtype=torch.int64, device="cpu"))
+        # for fingerprints of state dicts
+        settings = [layer.norm_before_residual, *(self.reads or ())]
+        self.register_buffer("settings", torch.tensor(settings, dtype=torch.int64, device="cpu"))
 
     @classmethod
     def load(cls, folder: str | Path, dtype: torch.dtype | None = torch.float32) -> Self:
@@ -153,18 +154,19 @@ class Eagle3Head(nn.Module):
         return whole.index_copy_(-1, self.ids, rows)
 
     def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+        """Load the file's tensors as weights; ValueError for a missing, unknown or wrong one."""
         filled = {"ids": self.ids, "settings": self.settings}
-        for name, own in self.state_dict().items():
+        for name, parameter in self.state_dict().items():
             stored = name.removeprefix("core.").removeprefix("model.")
             if stored == EMBEDDING and self.shares:  # only its dtype is read
-                filled[name] = filled["fc.weight"].new_zeros(own.shape)
+                filled[name] = filled["fc.weight"].new_zeros(parameter.shape)
             elif name not in filled:
                 if stored not in weights:
                     raise ValueError(f"{stored} is not there")
                 tensors.check_tensor(stored, weights[stored], f"one of {DTYPES}", *DTYPES)
                 filled[name] = weights.pop(stored).to(dtype)
-                if filled[name].shape != own.shape:
-                    shapes = tuple(own.shape), tuple(filled[name].shape)
+                if filled[name].shape != parameter.shape:
+                    shapes = tuple(parameter.shape), tuple(filled[name].shape)
                     raise ValueError(f"{stored}: must have shape {shapes[0]}; got {shapes[1]}")
         if unknown := sorted(weights.keys() - BESIDE):
             raise ValueError(f"{unknown[0]}: is no tensor of such a head; got one")
@@ -190,7 +192,8 @@ def _layer_config(options: Any) -> Any:
     rope = dict(tables[0]) if tables else {}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     base, width = rope.get("rope_theta", layer.get("rope_theta")), layer.get("hidden_size")
-    for name, value, followed, rule in (
+    # option, its value, the values allowed, and these in words
+    for name, value, allowed, rule in (
         (KIND, options.get(KIND), ("eagle3",), "eagle3"),
         ("model_type", layer.get("model_type"), ("llama",), "llama"),
         ("num_hidden_layers", layer.get("num_hidden_layers"), (1,), "1"),
@@ -200,18 +203,19 @@ def _layer_config(options: Any) -> Any:
         ("rope_theta", layer.get("rope_theta"), (None, base), f"that of rope_parameters, {base}"),
         ("target_hidden_size", options.get("target_hidden_size"), (None, width), f"{width}"),
     ):
-        if value not in followed:
+        if value not in allowed:
             raise ValueError(f"{name}: must be {rule}; got {value!r}")
     rope = {name: None for name in OF_ROPE[kind] if name in NEEDED} | rope
-    for given, read, usual in (
+    # a table, the options known in it, and transformers' defaults
+    for given, known, defaults in (
         (options, READ, of_file),
         (layer, OF_LAYER, of_layer),
         (rope, {"rope_theta", *OF_ROPE[kind]}, {}),
     ):
         for name, value in given.items():
             fits, rule = value is None and name not in NEEDED, RULES.get(name)
-            if name not in read:
-                fits = value is False or value in (None, [], {}, usual.get(name))
+            if name not in known:
+                fits = value is False or value in (None, [], {}, defaults.get(name))
                 rule = "left out" + f", or in {LAYER}" * (given is options and name in OF_LAYER)
             elif not fits:
                 fits = FOLLOWS[rule](value)

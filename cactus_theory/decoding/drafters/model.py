@@ -135,7 +135,8 @@ class ModelDrafting(SampledDrafting):
         """Feed the tokens that the cache lacks, and draw drafted token number ``offset``."""
         cached = self.model.lengths
         rows = zip(self.texts.lengths, cached, draft_lengths, strict=True)
-        counts = [(length + offset - own) * (drafted > offset) for length, own, drafted in rows]
+        # 0 tokens for a row whose draft has ended
+        counts = [(length + offset - held) * (drafted > offset) for length, held, drafted in rows]
         fed = self.texts.take(cached, counts)
         self.clock.lap("other")
         logits = self._feed(fed, counts)
@@ -144,9 +145,9 @@ class ModelDrafting(SampledDrafting):
 
     def _feed(self, ids: Tensor, counts: Sequence[int]) -> Float[Tensor, "batch 1 vocab"]:
         """Return the logits after the last fed tokens, over the target's vocabulary."""
-        target, own = self.sizes
-        if own < target:  # any id may stand for a missing token: drafts do not change the law
-            ids = ids.clamp(max=own - 1)
+        target, vocab = self.sizes
+        if vocab < target:  # any id may stand for a missing token: drafts do not change the law
+            ids = ids.clamp(max=vocab - 1)
         logits = self.model.feed(ids, counts, [1] * len(counts))
         self.calls = self.model.calls
         return fitted(logits, target)

@@ -70,8 +70,8 @@ class NGramDrafting(Drafting):
         for size in self.sizes:
             followers = self.tables[row].get(tuple(ids[-size:])) if len(ids) > size else None
             if followers:
-                end = next(reversed(followers.values()))
-                return ids[end : end + count]
+                latest = next(reversed(followers.values()))
+                return ids[latest : latest + count]
         return []
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
@@ -79,9 +79,10 @@ class NGramDrafting(Drafting):
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
+        """Return up to ``most`` other followers of the text before each token of the path."""
         others, context = [], list(self.texts.rows[row].ids)
         for token in path:
-            tokens = {token: None}
+            tokens = {token: None}  # an ordered set that begins with the path's token
             for size in self.sizes:
                 followers = self.tables[row].get(tuple(context[-size:]), {})
                 tokens |= dict.fromkeys(reversed(followers))
@@ -92,10 +93,10 @@ class NGramDrafting(Drafting):
     def _index(self, row: int, ids: list[int]) -> None:
         """Add the tokens since the last call to the table of a row."""
         table = self.tables[row]
-        for end in range(self.indexed[row] + 1, len(ids)):
+        for position in range(self.indexed[row] + 1, len(ids)):
             for size in self.sizes:
-                if size <= end:
-                    followers = table.setdefault(tuple(ids[end - size : end]), {})
-                    followers.pop(ids[end], None)  # the latest comes last
-                    followers[ids[end]] = end
+                if size <= position:
+                    followers = table.setdefault(tuple(ids[position - size : position]), {})
+                    followers.pop(ids[position], None)  # the latest comes last
+                    followers[ids[position]] = position
         self.indexed[row] = max(self.indexed[row], len(ids) - 1)

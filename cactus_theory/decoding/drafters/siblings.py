@@ -104,11 +104,10 @@ class SiblingsDrafting(Drafting):
         The path's drafter has cached its path only, and expects a settled text to be a part of the
         path and one token more. It reads the remaining tokens in the next round.
         """
-        shown = zip(self.texts.rows, self.paths, self.before, strict=False)
-        for text, path, start in shown:
-            new = text.ids[start:]
-            same = (token == drafted for token, drafted in zip(new, path, strict=False))
-            agreed = next((place for place, equal in enumerate(same) if not equal), len(path))
+        drafted = zip(self.texts.rows, self.paths, self.before, strict=False)
+        for text, path, start in drafted:
+            pairs = enumerate(zip(text.ids[start:], path, strict=False))
+            agreed = next((place for place, (new, token) in pairs if new != token), len(path))
             text.length = min(text.length, start + agreed + 1)
         self.inner.settle()
         for text in self.texts.rows:
@@ -137,7 +136,8 @@ def with_siblings(
             nodes += [(other, place - 1, False, deterministic) for other in others[:m]]
         rows.append(nodes)
     counts = list(map(len, rows))
-    padded = [[*own, *[(0, -1, False, False)] * (max(counts) - len(own))] for own in rows]
+    padding = (0, -1, False, False)
+    padded = [[*nodes, *[padding] * (max(counts) - len(nodes))] for nodes in rows]
     table = torch.tensor(padded, device=trunk.token_ids.device)
     ids, parents, sampled, declared = table.unbind(-1)
     return Draft(ids, counts, trunk.probs, parents, sampled.bool(), declared.bool())

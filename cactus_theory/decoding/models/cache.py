@@ -80,9 +80,11 @@ class RaggedCache:
         steps = list(path)
         if steps != sorted(set(steps)) or any(not 0 <= i < cached - length for i in steps):
             raise ValueError(f"path: must ascend within [0, {cached - length}); got {steps}")
-        kept = next((place for place, i in enumerate(steps) if i != place), len(steps))
+        # the first tokens of the path that already stand where they belong
+        unmoved = next((place for place, i in enumerate(steps) if i != place), len(steps))
         self.lengths[row] = length + len(steps)
-        moved, slots = [length + i for i in steps[kept:]], slice(length + kept, self.lengths[row])
+        moved = [length + i for i in steps[unmoved:]]
+        slots = slice(length + unmoved, self.lengths[row])
         for states in (*self.keys, *self.values, *self.hidden.values()):
             if moved and states is not None:
                 states[row, slots] = states[row, torch.tensor(moved, device=states.device)]
@@ -185,7 +187,7 @@ def slots_of(
     if parents is None and even:
         return block(lengths[0], new)
     starts = torch.tensor(lengths, device=device)[:, None]
-    slots = chain = starts + torch.arange(new, device=device)
+    slots = chain = starts + torch.arange(new, device=device)  # ``chain``: a chain's positions
     fed = torch.tensor(list(counts), device=device)[:, None]
     real = None
     if min(counts) < new:  # padding gets the position of the row's last token, a valid position
@@ -241,13 +243,14 @@ def _ancestors(parents: Fed) -> Bool[Tensor, "batch new new"]:
     """
     new, place = parents.shape[1], torch.arange(parents.shape[1], device=parents.device)
     chain = int((parents == place - 1).all(0).long().cumprod(0).sum())
-    up = parents[:, chain:, None] == place[chain:]
-    own = torch.eye(new - chain, dtype=torch.float32, device=parents.device)
-    connected = up.float() + own
+    is_parent = parents[:, chain:, None] == place[chain:]
+    itself = torch.eye(new - chain, dtype=torch.float32, device=parents.device)
+    connected = is_parent.float() + itself
     for _ in range((new - chain - 1).bit_length()):
         connected = (connected @ connected).clamp_(max=1.0)
     ancestors = (place <= place[:, None]).repeat(len(parents), 1, 1)
     ancestors[:, chain:, chain:] = connected > 0
-    below = (parents[:, chain:, None] < chain) & (place[:chain] <= parents[:, chain:, None])
-    ancestors[:, chain:, :chain] = (connected @ below.float()) > 0
+    # of a token whose parent stands in the chain: the parent and all tokens before it
+    in_chain = (parents[:, chain:, None] < chain) & (place[:chain] <= parents[:, chain:, None])
+    ancestors[:, chain:, :chain] = (connected @ in_chain.float()) > 0
     return ancestors

@@ -75,6 +75,7 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
 
 
 def _anchor(model: Any) -> Any:
+    """Return the model's embedding, or the model if it names none."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -103,6 +104,7 @@ def _answer(model: Any, change: str | None) -> Answer:
         refusal = "activations are quantised, so that rounding errors move logits by whole steps"
     elif not difference <= _tolerance(whole):
         refusal = f"they differ by {difference:.2g} of the logits' size"
+    # a model that is refused may still draft: its ragged pass has to run, not to be exact
     return refusal, True, ragged < math.inf if refusal else ragged <= _tolerance(whole)
 
 
@@ -114,24 +116,25 @@ def _quantised(model: Any, ids: Tensor, whole: Tensor, change: str | None) -> bo
     the median token: near 0 if smooth, near 1 if activations are rounded, even if the tokens of
     the check happen to cross no step.
     """
-    homes, embedding = {type(own).__module__ for own in model.modules()}, _anchor(model)
+    homes, embedding = {type(part).__module__ for part in model.modules()}, _anchor(model)
     plain = not change and all(home.startswith(("torch.nn.", "transformers.")) for home in homes)
     if plain or embedding is model or whole.dtype in HALF:
         return False
 
-    def moved(size: float) -> Tensor:
+    def change_of_logits(size: float) -> Tensor:
         hook = embedding.register_forward_hook(lambda _, __, x: x + size * x.roll(1, -1))
         try:
             return _whole(model, ids) - whole
         finally:
             hook.remove()
 
-    once, twice = moved(CHANGE), moved(2 * CHANGE)
-    rest = (twice - 2 * once).norm(dim=-1) / twice.norm(dim=-1)
-    return bool(rest.nanmedian() > STEPS)
+    once, twice = change_of_logits(CHANGE), change_of_logits(2 * CHANGE)
+    remainder = (twice - 2 * once).norm(dim=-1) / twice.norm(dim=-1)
+    return bool(remainder.nanmedian() > STEPS)
 
 
 def _ragged_difference(model: Any, ids: Tensor, whole: Tensor) -> float:
+    """Return the difference of ragged passes from ``whole``; ∞ if the model cannot run them."""
     if not _may_run_together(model):
         return math.inf
     try:
@@ -204,7 +207,7 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
         lengths = forward.cache.lengths
         last = forward(gathered(ids, lengths, counts), counts, keep)
         forward.cache.extend(counts)
-        _note(logits, forward.cache.lengths, keep, last)
+        _write_kept(logits, forward.cache.lengths, keep, last)
     # feed a wrong token first as one branch of a tree; the second branch is the text's last tokens
     remaining = [TOKENS - length for length in forward.cache.lengths]
     tokens = gathered(ids, forward.cache.lengths, remaining)
@@ -212,11 +215,12 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
     parents[:, 1] = -1
     tree = torch.cat([ids[:, :1], tokens], 1)
     last = forward(tree, [count + 1 for count in remaining], remaining, parents.to(ids.device))
-    _note(logits, [TOKENS] * ROWS, remaining, last)
+    _write_kept(logits, [TOKENS] * ROWS, remaining, last)
     return logits
 
 
-def _note(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:
+def _write_kept(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:
+    """Write each row's ``keep`` last logits, which end at token ``ends``, into ``logits``."""
     for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
         logits[row, end - count : end] = last[row, :count]
 

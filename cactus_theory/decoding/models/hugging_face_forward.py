@@ -109,23 +109,23 @@ class LibraryForward:
         The tokens' keys and values are written; the cache's lengths do not change.
         """
         new = token_ids.shape[1]
-        at = slots_of(self.cache, new, counts, parents, token_ids.device)
+        slots = slots_of(self.cache, new, counts, parents, token_ids.device)
         keep = [min(count, kept) for count, kept in zip(counts, keep, strict=True)]
         first = [count - kept for count, kept in zip(counts, keep, strict=True)]
         for layer in self.layers:
-            layer.show(at)
+            layer.show(slots)
         options: dict[str, Any] = {}
-        if at.sight is not None:
-            options["position_ids"] = at.sight.positions
-            options["attention_mask"] = self._mask(at.sight)
+        if slots.sight is not None:
+            options["position_ids"] = slots.sight.positions
+            options["attention_mask"] = self._mask(slots.sight)
         if self.cache.hidden:
             options["output_hidden_states"] = True
         rows = zip(first, keep, strict=True)
-        asked = {j for start, kept in rows for j in range(start, start + kept)}
-        positions = sorted(asked) or [new - 1]
+        wanted = {j for start, kept in rows for j in range(start, start + kept)}
+        positions = sorted(wanted) or [new - 1]
         if self.slices:  # ``logits_to_keep`` is a number of last positions, or positions
-            last = positions == list(range(new - len(positions), new))
-            chosen = len(positions) if last else torch.tensor(positions, device=token_ids.device)
+            at_end = positions == list(range(new - len(positions), new))
+            chosen = len(positions) if at_end else torch.tensor(positions, device=token_ids.device)
             options["logits_to_keep"] = chosen
         output = self.model(
             input_ids=token_ids, past_key_values=self.shown, use_cache=True, **options
@@ -133,13 +133,14 @@ class LibraryForward:
         for layer in self.cache.hidden:
             if not output.hidden_states:
                 raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
-            self.cache.record(layer, at.index, output.hidden_states[layer])
+            self.cache.record(layer, slots.index, output.hidden_states[layer])
         kept = positions if self.slices else list(range(new))
         # a row's positions are consecutive in ``kept``, too; a row that keeps none begins anywhere
         starts = [kept.index(j) if j in kept else 0 for j in first]
         return gathered(output.logits, starts, keep)
 
     def _mask(self, sight: Sight) -> Any:
+        """Return one mask or, as transformers takes them, a mask for each kind of layer."""
         like = torch.empty(0, dtype=self.dtype, device="cpu")
         masks = {
             kind: additive(sight.within(window), like)[:, None]

@@ -141,16 +141,16 @@ class DecoderLayer:
         """
         batch, new, heads, width = queries.shape
         by_head, states = queries.transpose(1, 2), (keys.transpose(1, 2), values.transpose(1, 2))
-        behind = mask is not None or new == 1
-        if behind:
+        heads_as_tokens = mask is not None or new == 1
+        if heads_as_tokens:
             by_head = by_head.reshape(batch, self.kv_heads, self.shared * new, width)
         attended = F.scaled_dot_product_attention(
             by_head,
             *states,
             attn_mask=mask,
-            is_causal=not behind,
+            is_causal=not heads_as_tokens,
             scale=self.scale,
-            enable_gqa=not behind and self.shared > 1,
+            enable_gqa=not heads_as_tokens and self.shared > 1,
         )
         return attended.reshape(batch, heads, new, width)
 
@@ -242,6 +242,7 @@ class FastForward:
         positions = torch.arange(cache.capacity, device=self.embedding.device)[None]
         cos, sin = model.model.rotary_emb(self.embedding, position_ids=positions)
         half = self.width // 2
+        # a layer turns x by x cos + roll(x, half) sin: the first half of sin has the rotation's −1
         self.cos = cos[0, :, None]
         self.sin = torch.cat([-sin[0, :, None, :half], sin[0, :, None, half:]], -1)
 
@@ -297,6 +298,7 @@ class FastForward:
         return states
 
     def _turns(self, at: Slots, batch: int, new: int) -> tuple[Tensor, Tensor]:
+        """Return cos and sin at the positions of the fed tokens, to multiply (N, heads, width)."""
         if at.sight is not None:
             flat = at.sight.positions.reshape(-1)
             return self.cos[flat], self.sin[flat]

@@ -143,6 +143,7 @@ class CachedModel:
         return logits
 
     def _check_parents(self, parents: Tensor) -> None:
+        """Raise ValueError for a model without trees, or for parents behind their children."""
         if not self.branches:
             raise ValueError(
                 f"parents: must be None for {type(self.model).__name__}, which takes no "
@@ -160,9 +161,9 @@ class CachedModel:
 def longest_text(model: Any) -> int | None:
     """Return the most positions of a text that a model supports with a cache, None for no limit."""
     limits = [length for length, _ in _limits(model)]
-    own = getattr(text_config(model), "max_position_embeddings", None)
-    if isinstance(own, int) and own > 0:  # −1 stands for no limit
-        limits.append(own)
+    positions = getattr(text_config(model), "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:  # −1 stands for no limit
+        limits.append(positions)
     return min(limits, default=None)
 
 

@@ -156,8 +156,8 @@ def _packed(
     except (AttributeError, TypeError, RuntimeError):  # another PyTorch, another processor
         return None
     expected, scale = F.linear(row, weight), F.linear(row.abs(), weight.abs())
-    most = (error or torch.finfo(weight.dtype).eps) * scale.float()
-    return packed if bool(((products - expected).float().abs() <= most).all()) else None
+    tolerance = (error or torch.finfo(weight.dtype).eps) * scale.float()
+    return packed if bool(((products - expected).float().abs() <= tolerance).all()) else None
 
 
 def packs(weight: Tensor) -> bool:
@@ -173,7 +173,7 @@ def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
     exchanged, is not detected.
     """
     weights = [weight.detach() for weight in (*module.parameters(), *others)]
-    state = [(own.data_ptr(), own.shape, own.dtype, _sum_of_bits(own)) for own in weights]
+    state = [(one.data_ptr(), one.shape, one.dtype, _sum_of_bits(one)) for one in weights]
     known = _PREPARED.get(module)
     if known is None or known[0] != state:
         with preparation.timed(), one_thread():

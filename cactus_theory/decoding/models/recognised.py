@@ -40,9 +40,9 @@ def obstacle(model: Any, capacity: int) -> str | None:
         return change
     family, home = name.removesuffix("ForCausalLM"), sys.modules[type(model).__module__]
     for path, module in model.named_modules():
-        last = re.sub(r"^\d+$", "#", path.rpartition(".")[2])
-        expected = OF_TORCH.get(last) or getattr(home, f"{family}{OWN.get(last)}", None)
-        if last != "act_fn" and type(module) is not expected:  # activations are called as they are
+        word = re.sub(r"^\d+$", "#", path.rpartition(".")[2])
+        expected = OF_TORCH.get(word) or getattr(home, f"{family}{OWN.get(word)}", None)
+        if word != "act_fn" and type(module) is not expected:  # activations are called as they are
             return f"its layers are quantised or adapted: {path} is a {type(module).__name__}"
         if not of_library(type(module).forward):
             return f"the forward of {type(module).__name__} was replaced"
@@ -56,6 +56,7 @@ def obstacle(model: Any, capacity: int) -> str | None:
     if getattr(model.model.rotary_emb, "rope_type", None) not in ROTARY:
         return "its rotary table depends on the text"
     window = getattr(config, "sliding_window", None)
+    # without ``layer_types`` a window applies to every layer
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
     if window is not None and window < capacity and "sliding_attention" in kinds:
         return "its sliding window is shorter than the text"
@@ -84,6 +85,7 @@ def replaced(module: Any, name: str = "forward") -> bool:
     """Return whether an attribute of an object replaces a method of the object's class."""
     method = vars(module).get(name)
     whose = getattr(method, "__self__", None), getattr(method, "__func__", None)
+    # the method of the class, bound to this object, is no replacement
     return method is not None and whose != (module, getattr(type(module), name, None))
 
 
