@@ -359,6 +359,7 @@ class Between(Schedule):
         count = torch.arange(1, len(ids) + 1, device=ids.device)
         # place of the latest marker up to each token, 0 for none
         latest = torch.where(opened | closed, count, 0).cummax(0).values
+        # a marker that only opens; where both kinds end at one token, the closing marker counts
         opens = (opened & ~closed)[(latest - 1).clamp(min=0)] if len(ids) else opened
         return torch.where(latest > 0, opens, torch.full_like(opens, state.open))
 

@@ -67,11 +67,12 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
         accepted = (q_n > 0) & (threshold < knob * p_n + (1 - knob) * q_n)
     elif KIND == CACTUS:
         q = tl.minimum(q_n, 1.0)
-        gamma = tl.minimum(q + tl.sqrt(2 * knob * q * (1 - q)), 1.0)
+        gamma = tl.minimum(q + tl.sqrt(2 * knob * q * (1 - q)), 1.0)  # the most that h_n may be
         accepted = threshold < gamma
         scale = tl.where(gamma > q, (1 - gamma) / tl.maximum(1 - q, 1e-37), 1.0)
     elif KIND == CACTUS_EXACT:
         inner = (q_n > 0) & (q_n < 1) & (threshold > q_n)
+        # 0.75 and 0.5 keep logarithms finite where there is nothing to compare
         x = tl.where(inner, threshold, 0.75)
         within = inner & (two_points(x, tl.where(inner, q_n, 0.5)) < knob)
         accepted = (threshold < q_n) | within

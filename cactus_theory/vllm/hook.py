@@ -87,12 +87,7 @@ class Hook:
         self.calls += 1
         arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
         arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
-        for name in LOSSY_RULES:
-            if kwargs.get(name):
-                raise RuntimeError(
-                    f"{name}: a rule of vLLM's own cannot decide together with a policy of "
-                    f"cactus-theory; got {kwargs[name]!r}; unset it or CACTUS_POLICY"
-                )
+        _check_no_lossy_rule(kwargs)
         # before the rows are computed: trying a policy needs memory, which the rows use later
         size = len(num_draft_tokens)
         requests, greedy = self._running(size), None
@@ -253,6 +248,15 @@ class Hook:
         if text not in self.warned and len(self.warned) < 100:
             self.warned.add(text)
             self.warn(f"cactus-theory: {text}")
+
+
+def _check_no_lossy_rule(options: Mapping[str, Any]) -> None:
+    for name in LOSSY_RULES:
+        if options.get(name):
+            raise RuntimeError(
+                f"{name}: a rule of vLLM's own cannot decide together with a policy of "
+                f"cactus-theory; got {options[name]!r}; unset it or CACTUS_POLICY"
+            )
 
 
 def _judged(batch: FlatBatch, verdict: Verdict | None) -> list[int]:

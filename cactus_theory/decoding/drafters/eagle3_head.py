@@ -188,7 +188,8 @@ def _layer_config(options: Any) -> Any:
     options = _table({CONFIG: options}, CONFIG)
     layer = _table(options, LAYER)
     of_file, of_layer = library.PretrainedConfig().to_dict(), library.LlamaConfig().to_dict()
-    tables = [own for name in ("rope_parameters", "rope_scaling") if (own := _table(layer, name))]
+    names = "rope_parameters", "rope_scaling"
+    tables = [table for name in names if (table := _table(layer, name))]
     rope = dict(tables[0]) if tables else {}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     base, width = rope.get("rope_theta", layer.get("rope_theta")), layer.get("hidden_size")
@@ -213,8 +214,9 @@ def _layer_config(options: Any) -> Any:
         (rope, {"rope_theta", *OF_ROPE[kind]}, {}),
     ):
         for name, value in given.items():
+            # null leaves an option out; other values must follow the option's rule
             fits, rule = value is None and name not in NEEDED, RULES.get(name)
-            if name not in known:
+            if name not in known:  # allowed if the value has no effect
                 fits = value is False or value in (None, [], {}, defaults.get(name))
                 rule = "left out" + f", or in {LAYER}" * (given is options and name in OF_LAYER)
             elif not fits:

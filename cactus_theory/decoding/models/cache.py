@@ -183,6 +183,7 @@ def slots_of(
 ) -> Slots:
     """Return the slots of ``new`` fed entries per row: ``counts[b]`` tokens, then padding."""
     lengths = cache.lengths
+    # equally long rows, and room for all entries without the spare slot
     even = min(lengths) == max(lengths) and lengths[0] + new <= cache.capacity
     if parents is None and even:
         return block(lengths[0], new)
@@ -226,6 +227,7 @@ def _tree(
     positions = depth if real is None else torch.where(real, depth, chain)
     at = slots.clamp(max=end)  # an additional column takes the padding
     slot = torch.arange(end + 1, device=parents.device)
+    # all slots after the prefix are hidden, but for the ancestors among the fed tokens
     hidden = (slot >= starts[..., None]).repeat(1, new, 1)
     hidden.scatter_(2, at[:, None].expand(-1, new, -1), ~ancestors)
     if real is not None:
