@@ -172,13 +172,13 @@ class Processors:
         """
         draft, logits = places.draft, places.logits[0]
         if draft is None:
-            if not (places.first and self.copies):
+            if not (places.first and self.copies):  # the first drafted token of a round
                 self.before = self._snapshot(self.all)
                 self.copies = self.before.copies()
             for offset in places.reached(0):
                 self._ask(self.copies, logits[offset], places.ids(0, offset))
             return
-        if self.copies:
+        if self.copies:  # which were called while the draft was made
             self._check()
         self.copies, self.rows = [], logits.clone()
         self._ask(self.all, logits[0], places.ids(0, 0))

@@ -179,7 +179,7 @@ class Node:
             self.drafted and self.verifier.emits_policy_rows and not isinstance(self.q, Tensor)
         ):
             return None
-        if self.chosen is not None and self.fixed:
+        if self.chosen is not None and self.fixed:  # a deterministic tree under regret
             kept = self.chosen >= 0
             token = self.chosen if kept else int(self.q.argmax())
             row = OneTokenRow(self.q, token, kept, self.alive)

@@ -137,7 +137,7 @@ class Eagle3Head(nn.Module):
             offsets = weights.pop("d2t", None)
             head._fill(weights, dtype)
             head.cut, head.ids = offsets is not None, _ids(offsets, weights.get("t2d"), head)
-            rotary = head.core.model.rotary_emb
+            rotary = head.core.model.rotary_emb  # tables on ``meta`` have no values: make them anew
             head.core.model.rotary_emb = type(rotary)(config)
         except Exception as error:  # JSON, safetensors, OS and shape errors share no narrower base
             last = str(error).rpartition("\n")[2].strip()  # the last line has the reason

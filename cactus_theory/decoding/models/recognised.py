@@ -48,10 +48,10 @@ def obstacle(model: Any, capacity: int) -> str | None:
             return f"the forward of {type(module).__name__} was replaced"
     if model.model.embed_tokens.max_norm is not None:
         return "its embeddings change as they are read"
-    known = check.optional_module("transformers.modeling_utils", "llm").ALL_ATTENTION_FUNCTIONS
+    functions = check.optional_module("transformers.modeling_utils", "llm").ALL_ATTENTION_FUNCTIONS
     config = text_config(model)
     kind = getattr(config, "_attn_implementation", None)
-    if kind not in (None, "eager") and not of_library(known.get(kind)):
+    if kind not in (None, "eager") and not of_library(functions.get(kind)):
         return "its attention is another's function"
     if getattr(model.model.rotary_emb, "rope_type", None) not in ROTARY:
         return "its rotary table depends on the text"
