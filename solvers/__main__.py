@@ -58,7 +58,7 @@ def _text(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return np.array2string(value, precision=6, threshold=16, max_line_width=10_000)
     if isinstance(value, dict):  # prices by constraint and token; prices of 0 are left out
-        shown = (f"{key}: {_text(own)}" for key, own in value.items() if own != 0)
+        shown = (f"{key}: {_text(price)}" for key, price in value.items() if price != 0)
         return f"{{{', '.join(shown)}}}"
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
@@ -75,7 +75,7 @@ class _OneLineParser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _OneLineParser(prog=COMMAND, description=__doc__)
     groups = {"Solve": COMMANDS}
-    add_commands(parser, groups, lambda name, own: COMMANDS[name].arguments(own), "PROGRAM")
+    add_commands(parser, groups, lambda name, command: COMMANDS[name].arguments(command), "PROGRAM")
     return parser
 
 

@@ -101,9 +101,9 @@ def _designed(args: argparse.Namespace, q: np.ndarray, p: np.ndarray) -> Designe
     if args.protect is not None:
         design = design.protect(_numbers("--protect", args.protect))
     for text in args.cap:
-        token, everywhere, ratio = text.rpartition("=")
+        token, separator, ratio = text.rpartition("=")
         try:
-            design = design.cap(float(ratio), int(token) if everywhere else None)
+            design = design.cap(float(ratio), int(token) if separator else None)
         except ValueError as error:
             raise ValueError(f"--cap: must read RATIO, or TOKEN=RATIO; {error}") from None
     return design.solve()

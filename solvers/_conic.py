@@ -51,6 +51,7 @@ class Budget:
     The Lagrange dual needs the multiplier λ of the bound on ``Σ q f(h/q)`` and the multiplier μ of
     ``Σh = 1``. If the constraint is written in another form, λ is ``multiplier`` times the
     constraint's dual value, and μ gains ``tilt`` times λ, as the forms differ by a multiple of Σh.
+    The price dA/dδ is ``weight`` times the dual value, summed over tokens for an array.
     """
 
     constraints: list[Any]
@@ -70,6 +71,7 @@ class Budget:
     @property
     def slope(self) -> float:
         """Return λ, the multiplier of Σ q f(h/q) ≤ the generator's budget."""
+        # weights by token belong to a limit on h/q of each token, which has no generator
         if not self.constraints or isinstance(self.weight, np.ndarray):
             return 0.0
         return max(0.0, float(np.sum(self.constraints[0].dual_value))) * self.multiplier
@@ -107,10 +109,10 @@ def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
             f"@budget_of({type(kind).__name__}) as in solvers/_conic.py; got {kind.spec!r}"
         )
     left = left_side(row, f)
-    if not isinstance(row.z, float):
+    if not isinstance(row.z, float):  # a variable: tokens with q = 0 may have mass
         left = left + f.slope_at_infinity * row.z
-    one, amount = torch.tensor([1.0, delta], dtype=torch.float64)
-    weight = float(kind.price_from_generator(one, amount))
+    unit_price, spent = torch.tensor([1.0, delta], dtype=torch.float64)
+    weight = float(kind.price_from_generator(unit_price, spent))
     return Budget([left <= generator_budget(kind, delta)], weight=weight)
 
 
@@ -136,7 +138,7 @@ def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
     powers = (power_weights(row, a) / unit) @ power(row.w, a)
     return Budget(
         [powers <= right / unit if a > 1 else powers >= right / unit],
-        weight=abs(a - 1) * right / unit,
+        weight=abs(a - 1) * right / unit,  # |dR/dδ|, as the dual is the price of R
         multiplier=abs(a * (a - 1)) / unit,
         tilt=1 / (a - 1),
     )

@@ -46,9 +46,9 @@ class Constraint:
     charge: ClassVar[Any]
 
     def placed(self, row: Scaled, inside: np.ndarray) -> "Constraint":
-        own = copy.copy(self)
-        own.row, own.constraints = row, own.build(row, inside)
-        return own
+        placed = copy.copy(self)
+        placed.row, placed.constraints = row, placed.build(row, inside)
+        return placed
 
 
 @dataclass
@@ -88,28 +88,30 @@ class LimitConstraint(Constraint):
     def build(self, row: Scaled, inside: np.ndarray) -> list[Any]:
         """Return the limits on the constraint's tokens with q > 0; tokens with q = 0 have h = 0."""
         self.possible = inside[self.tokens]
+        # numbers of these tokens among the tokens with q > 0
         self.places = (np.cumsum(inside) - 1)[self.tokens[self.possible]]
-        self.scale, self.most = row.s[self.places], self.limit[self.possible]
-        excess = self.sign * (row.w[self.places] - self.most / self.scale)
+        self.scale, self.limits = row.s[self.places], self.limit[self.possible]
+        excess = self.sign * (row.w[self.places] - self.limits / self.scale)
         return [excess <= 0] if len(self.places) else []
 
     def slack(self, h: np.ndarray) -> float:
         return float(self._room(h).min(initial=math.inf))
 
     def _room(self, h: np.ndarray) -> np.ndarray:
-        return self.sign * (self.most - h[self.places])
+        return self.sign * (self.limits - h[self.places])
 
     def price(self, h: np.ndarray) -> Dual:
         prices = np.zeros(len(self.tokens))
         if self.constraints:
             duals = np.maximum(self.constraints[0].dual_value, 0.0) / self.scale
-            prices[self.possible] = np.where(self._room(h) <= TIGHT * self.most, duals, 0.0)
+            prices[self.possible] = np.where(self._room(h) <= TIGHT * self.limits, duals, 0.0)
         return dict(zip(self.tokens.tolist(), prices.tolist(), strict=True))
 
     def charge(self, lagrangian: Lagrangian) -> None:
-        end = np.full_like(lagrangian.q, math.inf)
-        end[self.places] = self.sign * self.most
-        lagrangian.narrow(*((0.0, end) if self.sign > 0 else (-end, 1.0)))
+        end = np.full_like(lagrangian.q, self.sign * math.inf)  # no limit on other tokens
+        end[self.places] = self.limits
+        low, high = (0.0, end) if self.sign > 0 else (end, 1.0)
+        lagrangian.narrow(low, high)
 
 
 @dataclass

@@ -124,8 +124,12 @@ class Lagrangian:
         """
         if len(self.costs) == 1 and self.costs[0][1].smooth:
             ((price, f),) = self.costs
-            ends = [f.ratio_at(torch.from_numpy((c - self.linear) / price)) for c in (0, 1)]
-            best = np.clip(self.cap / self.q, ends[0].numpy(), ends[1].numpy())
+            # min(c, h) rises with slope 1 below c and is flat above
+            lower, upper = (
+                f.ratio_at(torch.from_numpy((rise - self.linear) / price)).numpy()
+                for rise in (0, 1)
+            )
+            best = np.clip(self.cap / self.q, lower, upper)
             return [np.clip(best * self.q, self.low, top)]
         kinks = [np.clip(row, self.low, top) for row in (self.cap, self.q)]
         rows = [self.low, top, *kinks]
@@ -166,14 +170,15 @@ def lagrange_bound(
     zero_cap : Σc over the tokens with q = 0; None if they may not have mass.
     position : (m,) the row of each token.
     """
-    slope, level = multipliers[0], np.atleast_1d(multipliers[1])
+    price_of_cost, level = multipliers[0], np.atleast_1d(multipliers[1])
     lagrangian = Lagrangian.of(q, cap)
-    lagrangian.add_budget(slope, kind, delta)
+    lagrangian.add_budget(price_of_cost, kind, delta)
     lagrangian.linear += level[position]
     bound = lagrangian.bound() + float(level.sum())
     if zero_cap is None:
         return bound
     cost = float(level[0]) + sum(price * f.slope_at_infinity for price, f in lagrangian.costs)
+    # min(zero_cap, z) − cost·z is concave in the mass z, so it is largest at 0, zero_cap or 1
     outside = max(min(zero_cap, z) - cost * z for z in (0.0, zero_cap, 1.0) if z)
     return bound + max(0.0, outside)
 
@@ -199,10 +204,10 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
         return np.sum(q * alpha, axis=-1, where=inside)
     rewards, rows = torch.from_numpy(np.where(inside, alpha, 0.0)), torch.from_numpy(q)
     # f is linear on both sides of 1 (total variation): the best h moves mass to the best token from
-    # each token that is worth less by more than the move costs
+    # each token that is worth less by more than the move costs, ν (f′(∞) + f(0)) per unit
     if not f.smooth:
-        worst = top - price * (f.slope_at_infinity + f.at_zero)
-        return np.sum(q * np.maximum(alpha, worst[..., None]), axis=-1, where=inside)
+        kept_worth = top - price * (f.slope_at_infinity + f.at_zero)
+        return np.sum(q * np.maximum(alpha, kept_worth[..., None]), axis=-1, where=inside)
     least = np.min(alpha, axis=-1, where=inside, initial=np.inf)
     level = _level(rewards, rows, f, price, *map(torch.from_numpy, (least, top)))
     # an upper bound at any level, tight at this level
@@ -276,9 +281,9 @@ def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
     alpha, below = np.zeros_like(tree.target), np.zeros(tree.vocabulary**tree.depth)
     for level in reversed(tree.levels):
         q = tree.target[level]
-        first = 1 + level.start * tree.vocabulary
+        first = 1 + level.start * tree.vocabulary  # the number of the level's first child
         ratio = alive[first : first + q.size].reshape(q.shape)
-        possible = (q > 0) & (tree.draft[level] > 0)
-        alpha[level] = np.where(possible & (ratio < 1), 1 + below.reshape(q.shape), 0.0)
+        drafted = (q > 0) & (tree.draft[level] > 0)
+        alpha[level] = np.where(drafted & (ratio < 1), 1 + below.reshape(q.shape), 0.0)
         below = worth(alpha[level], q, KL(), math.inf)
     return alpha

@@ -105,6 +105,7 @@ class Terms:
         """Return an expression ≥ top²/bottom, equal at the optimum; ``top`` or ``bottom`` is P."""
         if self.single_row:
             return cvxpy().square(top) if bottom is self.alive else cvxpy().inv_pos(bottom)
+        # ‖(2 top, bound − bottom)‖ ≤ bound + bottom says top² ≤ bound · bottom
         bound = self.variable()
         lower = cvxpy().vstack([2 * top, bound - bottom])
         self.constraints.append(cvxpy().SOC(bound + bottom, lower, axis=0))
@@ -114,6 +115,7 @@ class Terms:
         """Return an expression ≤ √(w P), equal at the optimum."""
         if self.single_row:
             return cvxpy().sqrt(self.w)
+        # ‖(2 root, w − P)‖ ≤ w + P says root² ≤ w P
         root = self.variable()
         lower = cvxpy().vstack([2 * root, self.w - self.alive])
         self.constraints.append(cvxpy().SOC(self.w + self.alive, lower, axis=0))
@@ -126,13 +128,14 @@ class Terms:
         """
         if self.single_row:
             return power(self.w, a)
-        bound, one, cone = self.variable(), np.ones(self.c.shape), cvxpy().PowCone3D
+        # PowCone3D(x, y, z, a) says |z| ≤ x^a y^(1−a)
+        bound, ones, cone = self.variable(), np.ones(self.c.shape), cvxpy().PowCone3D
         if 0 < a < 1:
-            constraint = cone(self.w, self.alive, bound, a * one)
+            constraint = cone(self.w, self.alive, bound, a * ones)
         elif a > 1:
-            constraint = cone(bound, self.alive, self.w, one / a)
+            constraint = cone(bound, self.alive, self.w, ones / a)
         else:
-            constraint = cone(bound, self.w, self.alive, one / (1 - a))
+            constraint = cone(bound, self.w, self.alive, ones / (1 - a))
         self.constraints.append(constraint)
         return bound
 
@@ -212,7 +215,8 @@ def _squared_hellinger(terms: Terms, f: FDivergence) -> Any:
 
 @perspective_of(JensenShannon)
 def _jensen_shannon(terms: Terms, f: FDivergence) -> Any:
-    # ½[rel_entr(c w, m) + rel_entr(P, m)], m = (c w + P)/2, with all arguments of order one
+    # ½[rel_entr(c w, m) + rel_entr(P, m)], m = (c w + P)/2; with all arguments
+    # of order one, ``middle`` is 2m/(1 + c)
     c = terms.c
     middle = times(c / (1 + c), terms.w) + times(1 / (1 + c), terms.alive)
     of_w = cvxpy().rel_entr(terms.w, middle) + times(np.log(2 * c / (1 + c)), terms.w)

@@ -27,8 +27,9 @@ SHARP = 1e-7
 def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
     """Return dA/dδ at δ = 0 (h = q) for the best acceptance A; 0 if nothing can be gained.
 
-    If p > q > 0 for some token, the slope is infinite for every f that is flat at 1. With ``free``,
-    mass on tokens with q = 0 costs f′(∞) − f′(1) per unit.
+    If p > q > 0 for some token, the slope is infinite for every f that is flat at 1, and 1 over the
+    kink of f at 1 if there is one. With ``free``, mass on tokens with q = 0 costs f′(∞) − f′(1) per
+    unit. A divergence without a generator bounds h/q by c(δ), and has the slope c′(0) Σ_{p>q} q.
     """
     raised = (p > q) & (q > 0)
     one, zero = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -47,7 +48,16 @@ def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = 
 def forced(q: np.ndarray, cap: np.ndarray, price: float) -> "Answer":
     """Return the answer h = q, for programs that allow no other row."""
     value = float(np.minimum(cap, q).sum())
-    return Answer(q, 0.0, value, 0.0, price, value, "identity", "exact")
+    return Answer(
+        h=q,
+        z=0.0,
+        value=value,
+        divergence=0.0,
+        price=price,
+        bound=value,
+        solver="identity",
+        status="exact",
+    )
 
 
 @dataclass(frozen=True)
@@ -103,21 +113,24 @@ class RowProgram(Attempted[Answer]):
         return min(first, second, key=lambda answer: abs(answer.gap))
 
     def _once(self, scale: np.ndarray, solver: Solver) -> Answer | None:
+        """Return one solver's answer, with rows divided by their sums, or None without one."""
         cp = cvxpy()
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
         budget = _conic.budget(row, self.kind, self.delta)
-        own = self.position  # if there are several rows, each must sum to 1
-        total = row.total if own is None else counted(own, np.arange(len(own))) @ row.h
-        whole = total == 1
+        if self.position is None:
+            total = row.total
+        else:  # each of the rows must sum to 1
+            total = counted(self.position, np.arange(len(self.position))) @ row.h
+        sums_to_one = total == 1
         reward = self._kept(row) + (0 if self.zero_cap is None else cp.minimum(z, self.zero_cap))
-        problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, whole])
-        if not _attempts.believable(problem, *solver) or whole.dual_value is None:
+        problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, sums_to_one])
+        if not _attempts.believable(problem, *solver) or sums_to_one.dual_value is None:
             return None
         h, z = np.maximum(row.s * row.w.value, 0.0), max(float(getattr(z, "value", z)), 0.0)
         positions = self._positions
         mass = np.bincount(positions, h) + z
-        multipliers = budget.slope, whole.dual_value + budget.tilt * budget.slope
+        multipliers = budget.slope, sums_to_one.dual_value + budget.tilt * budget.slope
         labels = solver[0], problem.status
         return self.assessed(h / mass[positions], z / mass[0], multipliers, budget.price, labels)
 
@@ -127,9 +140,9 @@ class RowProgram(Attempted[Answer]):
 
     def _kept(self, row: Scaled) -> Any:
         """Return Σ min(c, h), which is simply h_n for one row and a one-hot c."""
-        whole = np.flatnonzero(self.cap >= 1)
-        if len(whole) and self.position is None:
-            return row.s[whole] @ row.w[whole]
+        certain = np.flatnonzero(self.cap >= 1)
+        if len(certain) and self.position is None:
+            return row.s[certain] @ row.w[certain]
         return row.s @ cvxpy().minimum(self.cap / row.s, row.w)
 
     def assessed(
@@ -142,8 +155,15 @@ class RowProgram(Attempted[Answer]):
     ) -> Answer:
         """Return the answer of a row, with the bound at the multipliers λ and μ of Σh = 1."""
         value = float(np.minimum(self.cap, h).sum()) + min(self.zero_cap or 0.0, z)
-        problem = self.kind, self.q, self.cap, self.delta
-        bound = lagrange_bound(*problem, multipliers, self.zero_cap, self._positions)
+        bound = lagrange_bound(
+            self.kind,
+            self.q,
+            self.cap,
+            delta=self.delta,
+            multipliers=multipliers,
+            zero_cap=self.zero_cap,
+            position=self._positions,
+        )
         spent = divergence_of(self.kind, h, self.q, z)
         return Answer(h, z, value, spent, price, bound, *labels)
 

@@ -68,12 +68,15 @@ class Layout:
 
     @property
     def alive_at(self) -> Any:
-        """Return the matrix (m, n) that gives the alive ratio at each entry's node, 0 at a root."""
+        """Return the matrix (m, n) that gives the alive ratio at each entry's node, 0 at a root.
+
+        The alive ratio at a node is the variable of the child whose prefix the node is.
+        """
         count, inner = len(self.children), np.flatnonzero(self.node > 0)
-        child = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)
-        child[self.start[self.children], self.child_prefixes] = np.arange(count)
-        places = inner, child[self.start[inner], self.node[inner]]
-        return counted(*places, (len(self.q), count))
+        child_of = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)
+        child_of[self.start[self.children], self.child_prefixes] = np.arange(count)
+        columns = child_of[self.start[inner], self.node[inner]]
+        return counted(inner, columns, shape=(len(self.q), count))
 
     def entries(self, rows: np.ndarray) -> np.ndarray:
         return rows[self.start, self.node, self.token]
@@ -94,20 +97,23 @@ class Layout:
 class Flow:
     """The constraints that every verifier satisfies, in scaled variables, on S trees.
 
-    ``rounds`` (S,) is how often a round begins at each tree, ``alive`` (m,) is P at each entry's
-    node, and ``tokens`` the number of emitted tokens. The first of ``limits`` is t ≤ g.
+    ``rounds`` (S,) is how often a round begins at each tree. ``alive`` (m,) is P at each entry's
+    node times ``rounds``, and ``accepted`` (n,) the same at each child. ``tokens`` is the number of
+    emitted tokens. The first of ``limits`` is t ≤ g.
     """
 
     def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:
         cp, children, begun = cvxpy(), layout.children, rounds[layout.start]
         self.layout, self.scale = layout, scale
-        self.w, self.accepted = (cp.Variable(len(x), nonneg=True) for x in (scale, children))
+        self.w = cp.Variable(len(scale), nonneg=True)
+        self.accepted = cp.Variable(len(children), nonneg=True)
         self.alive = layout.alive_at @ self.accepted + times((layout.node == 0) * 1.0, begun)
         emission = times(layout.p[children] / scale[children], self.accepted) <= self.w[children]
-        node = layout.start * layout.target.shape[1] + layout.node
-        _, first, node = np.unique(node, return_index=True, return_inverse=True)
-        whole = counted(node, np.arange(len(node))) @ times(scale, self.w) == self.alive[first]
-        self.limits = [emission, self.accepted <= begun[children], whole]
+        # Σ g = t at each node: nodes of all trees are numbered from 0, P is read at the first entry
+        number = layout.start * layout.target.shape[1] + layout.node
+        _, first, number = np.unique(number, return_index=True, return_inverse=True)
+        mass = counted(number, np.arange(len(number))) @ times(scale, self.w)
+        self.limits = [emission, self.accepted <= begun[children], mass == self.alive[first]]
         self.tokens = cp.sum(rounds) + (layout.weight * layout.p)[children] @ self.accepted
 
     def spent(self, f: FDivergence) -> tuple[Any, list[Any]]:
@@ -119,8 +125,9 @@ class Flow:
     def multipliers(self) -> np.ndarray:
         """Return the multipliers α (S, nodes, V) of t ≤ g, after the program was solved."""
         children, alpha = self.layout.children, np.zeros(len(self.scale))
-        worth = self.layout.weight[children] * self.scale[children]
-        alpha[children] = self.limits[0].dual_value / worth
+        # in the program t ≤ g is divided by p(u) s
+        unit = self.layout.weight[children] * self.scale[children]
+        alpha[children] = self.limits[0].dual_value / unit
         return self.layout.spread(alpha)
 
 

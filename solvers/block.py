@@ -127,6 +127,7 @@ class Goal:
         """Return the objective of rows from ``followed``, the result of verifying towards them."""
         if self.form != PRICE:
             return followed.tokens
+        # at a price of 0 even an infinite divergence costs nothing
         return followed.tokens - (self.amount * followed.divergence if self.amount else 0.0)
 
     def excess(self, followed: Followed) -> float:
@@ -136,8 +137,12 @@ class Goal:
         return followed.divergence - self.amount * followed.tokens
 
     def bound(self, tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float) -> float:
-        """Return a proven upper bound on the objective, from multipliers of the price form."""
+        """Return a proven upper bound on the objective, from multipliers of the price form.
+
+        With the bound B at the price ν, a budget κ per token has tokens ≤ B/(1 − νκ).
+        """
         proven = price_bound(tree, alpha, f, price)
+        # the budget may be infinite, at a price of 0
         paid = price * self.amount if price and self.form != PRICE else 0.0
         return proven / (1 - paid) if paid < 1 else math.inf
 
@@ -205,6 +210,7 @@ class Program(TreeProgram[Answer]):
         A budget per token also has the tokens on its right side. So with the budget's multiplier y
         a token counts 1 + yκ in the Lagrangian, by which α and y are divided.
         """
+        # ``more`` is the constraint of a budget, and empty at a price
         price = max(0.0, float(np.sum(more[0].dual_value))) if more else self.goal.amount
         unit = 1 + price * self.goal.amount if self.goal.form == PER_TOKEN else 1.0
         alpha, price = flow.multipliers[0] / unit, price / unit
@@ -234,13 +240,12 @@ def _goal(**knobs: float | None) -> Goal:
 
 def _without_solver(tree: PathTree, f: FDivergence, goal: Goal) -> Answer | None:
     """Return the answer if nothing may be spent or the budget never binds, else None."""
-    nothing = math.inf if goal.form == PRICE else 0.0
-    if goal.amount == nothing:
+    strict, free = (math.inf, 0.0) if goal.form == PRICE else (0.0, math.inf)
+    if goal.amount == strict:
         return _known(tree, tree.target, f, math.inf)
-    everything = _known(tree, accepting_rows(tree), f, 0.0)
-    free = goal.amount == (0.0 if goal.form == PRICE else math.inf)
-    if free or (goal.form != PRICE and goal.excess(everything.followed) <= 0):
-        return everything
+    accepts_all = _known(tree, accepting_rows(tree), f, 0.0)
+    if goal.amount == free or (goal.form != PRICE and goal.excess(accepts_all.followed) <= 0):
+        return accepts_all
     return None
 
 

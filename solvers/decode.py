@@ -173,13 +173,12 @@ class Program(TreeProgram[Answer]):
 
     def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
         """Return the answer: exact results, occupancy of the states, price and bound."""
-        rounds, *multipliers = more
-        pairs = zip(self.trees, rows, strict=True)
-        followed = [follow(tree, own, self.f) for tree, own in pairs]
-        ends = zip(self.states, rows, followed, strict=True)
-        moves = np.stack([self._ends(*each) for each in ends])
+        rounds, balance, budget = more
+        followed = [follow(tree, h, self.f) for tree, h in zip(self.trees, rows, strict=True)]
+        per_state = zip(self.states, rows, followed, strict=True)
+        moves = np.stack([self._ends(prefixes, h, result) for prefixes, h, result in per_state])
         occupancy = settled(np.maximum(rounds.value, 0.0), moves)
-        return Answer(rows, followed, occupancy, *self._proof(flow, *multipliers), *labels)
+        return Answer(rows, followed, occupancy, *self._proof(flow, balance, budget), *labels)
 
     def excess(self, answer: Answer) -> float:
         """Return by how much an answer exceeds the budget."""
@@ -197,7 +196,7 @@ class Program(TreeProgram[Answer]):
         flow = Flow(layout, scale, rounds)
         balance = (self._arrivals(flow) - rounds)[:-1] == 0
         limits, budget = [*flow.limits, balance, cp.sum(rounds) == 1], None
-        if self.limit == 0:
+        if self.limit == 0:  # h = q at every node
             limits.append(times(scale, flow.w) == times(layout.q, flow.alive))
         elif not math.isinf(self.limit):
             spent, forms = flow.spent(self.f)
@@ -218,27 +217,42 @@ class Program(TreeProgram[Answer]):
         for state, alpha in enumerate(flow.multipliers):
             # the states after all K tokens come after those of the nodes
             last = self.states[state, len(alpha) :]
-            worth = {"ends": potentials, "after": self._bonus[last] @ potentials}
-            of_round = price_bound(self.trees[state], alpha, self.f, price, unit=unit, **worth)
+            of_round = price_bound(
+                self.trees[state],
+                alpha,
+                self.f,
+                price,
+                unit=unit,
+                ends=potentials,
+                after=self._bonus[last] @ potentials,
+            )
             bounds.append(of_round - potentials[state])
         return price, float(max(bounds))
 
     def _arrivals(self, flow: Flow) -> Any:
-        """Return how often rounds end in each state (S,), a linear function of g and t."""
+        """Return how often rounds end in each state (S,), a linear function of g and t.
+
+        A recovered token x at a node u, with probability g(u, x) − t(ux), ends a round in state x.
+        After all K tokens the bonus token, drawn from the target, is the state.
+        """
         layout, count = self.layout, len(self.trees)
         children, prefix = layout.children, layout.child_prefixes
-        ends = counted(layout.token, np.arange(len(layout.token)), (count, len(layout.token)))
-        whole = prefix >= layout.target.shape[1]
-        bonus = self._bonus[self.states[layout.start[children], prefix]].T * whole
+        # a product with this matrix adds entries up by token
+        by_token = counted(layout.token, np.arange(len(layout.token)), (count, len(layout.token)))
+        all_accepted = prefix >= layout.target.shape[1]
+        bonus = self._bonus[self.states[layout.start[children], prefix]].T * all_accepted
         emitted = times(layout.weight * flow.scale, flow.w)
         accepted = times((layout.weight * layout.p)[children], flow.accepted)
-        return ends @ emitted + (bonus - ends[:, children].toarray()) @ accepted
+        return by_token @ emitted + (bonus - by_token[:, children].toarray()) @ accepted
 
     def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
         """Return the exact probability (S,) that a round towards ``rows`` ends in each state."""
-        emitted = followed.reached[: len(rows), None] * rows
+        nodes = len(rows)
+        emitted = followed.reached[:nodes, None] * rows
+        # breadth first, the prefixes after the root are the children of node 0, of node 1, …
         recovered = np.maximum(emitted - followed.reached[1:].reshape(rows.shape), 0.0)
-        return followed.reached[len(rows) :] @ self._bonus[states[len(rows) :]] + recovered.sum(0)
+        bonus = followed.reached[nodes:] @ self._bonus[states[nodes:]]
+        return bonus + recovered.sum(0)
 
     @cached_property
     def _bonus(self) -> np.ndarray:

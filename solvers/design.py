@@ -112,7 +112,7 @@ class Design:
     def protect(self, tokens: Tokens, name: str = "protect") -> "Design":
         """Add h ≤ q on ``tokens``, which are then never emitted more often than by the target."""
         ids = self._tokens(tokens)
-        return self._with(LimitConstraint(name, ids, self.target_probs[ids], 1))
+        return self._with(LimitConstraint(name, ids, limit=self.target_probs[ids], sign=1))
 
     def cap(self, ratio: float, tokens: Tokens | None = None, name: str | None = None) -> "Design":
         """Add h ≤ ratio · q on ``tokens``, or on all tokens."""
@@ -120,7 +120,7 @@ class Design:
         ids = np.arange(len(self.target_probs)) if tokens is None else self._tokens(tokens)
         name = name or ("cap" if tokens is None else f"cap {','.join(map(str, ids))}")
         limits = np.minimum(ratio * self.target_probs[ids], 1.0)
-        return self._with(LimitConstraint(name, ids, limits, 1))
+        return self._with(LimitConstraint(name, ids, limit=limits, sign=1))
 
     def floor(self, floors: Mapping[int, float]) -> "Design":
         """Add h ≥ floors[token] for each token, as separate constraints."""
@@ -131,7 +131,8 @@ class Design:
                 raise ValueError(
                     f"floor {token}: must be 0 where the target is 0, as h is; got {value!r}"
                 )
-            design = design._with(LimitConstraint(f"floor {token}", ids, np.array([least]), -1))
+            limit = np.array([least])
+            design = design._with(LimitConstraint(f"floor {token}", ids, limit=limit, sign=-1))
         return design
 
     def expect(
@@ -192,7 +193,7 @@ class Attempt:
     q: np.ndarray  # (m,), on the tokens with q > 0, like p
     p: np.ndarray
     constraints: dict[str, Constraint]
-    total: Any
+    total: Any  # the cvxpy constraint Σh = 1; None if no solver ran
     status: str
     h: np.ndarray | None
     solver: str
@@ -215,17 +216,18 @@ class Attempt:
             return self.status
         if not abs(self.h.sum() - 1) <= FEASIBILITY:
             return f"{self.status}, but the row sums to {self.h.sum():.9g}"
-        for name, each in self.constraints.items():
-            if not each.slack(self.h) >= -FEASIBILITY:
-                return f"{self.status}, but {name} is exceeded by {-each.slack(self.h):.3g}"
+        for name, constraint in self.constraints.items():
+            if not constraint.slack(self.h) >= -FEASIBILITY:
+                return f"{self.status}, but {name} is exceeded by {-constraint.slack(self.h):.3g}"
         return None
 
     def proven(self) -> float:
         """Return the upper bound on the acceptance at the attempt's multipliers."""
         lagrangian = Lagrangian.of(self.q, self.p)
-        lagrangian.add_linear(float(np.sum(self.total.dual_value)), 1.0, 1.0)
-        for each in self.constraints.values():
-            each.charge(lagrangian)
+        level = float(np.sum(self.total.dual_value))  # multiplier of Σh = 1
+        lagrangian.add_linear(level, row=1.0, right=1.0)
+        for constraint in self.constraints.values():
+            constraint.charge(lagrangian)
         return lagrangian.bound()
 
 
@@ -249,15 +251,17 @@ class Program(Attempted[Attempt]):
     def guess(self) -> np.ndarray:
         """Return a positive guess of the row, which scales the variables: the clipped draft row."""
         q, inside = self.q, self.q > 0
+        # limits and floors have an entry for each token, ceilings only where q > 0
         ceiling = np.ones(int(inside.sum()))
         floor, limit = np.zeros_like(q), np.ones_like(q)
-        for each in self.constraints:
-            if isinstance(each, BudgetConstraint):
-                ceiling = np.minimum(ceiling, raised_ceiling(q[inside], each.kind, each.delta))
-            if isinstance(each, LimitConstraint) and each.sign > 0:
-                limit[each.tokens] = np.minimum(limit[each.tokens], each.limit)
-            elif isinstance(each, LimitConstraint):
-                floor[each.tokens] = np.maximum(floor[each.tokens], each.limit)
+        for constraint in self.constraints:
+            if isinstance(constraint, BudgetConstraint):
+                raised = raised_ceiling(q[inside], constraint.kind, constraint.delta)
+                ceiling = np.minimum(ceiling, raised)
+            if isinstance(constraint, LimitConstraint) and constraint.sign > 0:
+                limit[constraint.tokens] = np.minimum(limit[constraint.tokens], constraint.limit)
+            elif isinstance(constraint, LimitConstraint):
+                floor[constraint.tokens] = np.maximum(floor[constraint.tokens], constraint.limit)
         guess = np.minimum(np.clip(self.p[inside], q[inside], ceiling), limit[inside])
         return np.maximum(np.maximum(guess, floor[inside]), SMALLEST_SCALE * q[inside])
 
@@ -272,11 +276,12 @@ class Program(Attempted[Attempt]):
         cp, (row, built), p = cvxpy(), self.build(scale), self.p[self.q > 0]
         total = row.total == 1
         limits = [total, *(c for each in built.values() for c in each.constraints)]
-        accepted = scale @ cp.minimum(p / scale, row.w)
+        accepted = scale @ cp.minimum(p / scale, row.w)  # Σ min(p, h), as h = scale∘w
         problem = cp.Problem(cp.Maximize(accepted), limits)
         solved = _attempts.believable(problem, *solver) and total.dual_value is not None
         h = _cleaned(scale * row.w.value, row.q, built) if solved else None
-        return Attempt(row.q, p, built, total, problem.status or "no answer", h, solver[0])
+        status = problem.status or "no answer"
+        return Attempt(row.q, p, built, total, status=status, h=h, solver=solver[0])
 
     def fault(self, answer: Attempt) -> str | None:
         """Return why a row is not accepted, or None; set the row's bound."""
@@ -311,17 +316,17 @@ class Program(Attempted[Attempt]):
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
     """Return the row moved exactly inside its limits, summing to 1 up to rounding."""
-    box = Lagrangian.of(q, q)
-    for built in constraints.values():
-        if isinstance(built, LimitConstraint):
-            built.charge(box)
+    box = Lagrangian.of(q, q)  # only its ``low`` and ``high`` are used here
+    for constraint in constraints.values():
+        if isinstance(constraint, LimitConstraint):
+            constraint.charge(box)
     h = np.clip(raw, box.low, np.maximum(box.low, box.high))
     for _ in range(POLISHING):
-        free = (h > box.low) & (h < box.high)
-        mass = h[free].sum()
+        between = (h > box.low) & (h < box.high)
+        mass = h[between].sum()
         if mass <= 0:
             break
-        h[free] *= (1 - h[~free].sum()) / mass
+        h[between] *= (1 - h[~between].sum()) / mass
         h = np.clip(h, box.low, np.maximum(box.low, box.high))
     return h
 
@@ -330,9 +335,10 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
     """Return the best row with its proof; raise Infeasible with the constraints in conflict."""
     started = time.perf_counter()
     program = Program(q, p, constraints)
-    zero = [c for c in constraints if isinstance(c, BudgetConstraint) and c.delta == 0]
+    # a budget of 0 forces h = q
+    forced = [c for c in constraints if isinstance(c, BudgetConstraint) and c.delta == 0]
     try:
-        answer = _lossless(program, zero[0]) if zero else program.solve(program.guess)
+        answer = _lossless(program, forced[0]) if forced else program.solve(program.guess)
     except SolverGaveUp:
         # a badly scaled attempt may be called infeasible, two with different scales are believed
         if program.infeasible_attempts > 1:
@@ -341,7 +347,10 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
     h, target, value = answer.row, np.zeros_like(q), answer.value
     target[q > 0] = h
     # with a budget of 0 no solver ran, so there are no dual values
-    duals = {name: math.nan if zero else each.price(h) for name, each in answer.constraints.items()}
+    duals = {
+        name: math.nan if forced else constraint.price(h)
+        for name, constraint in answer.constraints.items()
+    }
     return DesignedRow(
         target=target,
         acceptance=value,
@@ -352,14 +361,14 @@ def _solved(q: np.ndarray, p: np.ndarray, constraints: Sequence[Constraint]) -> 
     )
 
 
-def _lossless(program: Program, zero: BudgetConstraint) -> Attempt:
+def _lossless(program: Program, zero_budget: BudgetConstraint) -> Attempt:
     """Return h = q, the only row within a budget of 0, if it meets the other constraints."""
     inside = program.q > 0
     q, p = program.q[inside], program.p[inside]
     _, built = program.build(q)
-    answer = Attempt(q, p, built, None, "exact", q, "identity")
+    answer = Attempt(q, p, built, total=None, status="exact", h=q, solver="identity")
     broken = [name for name, each in built.items() if each.slack(q) < -FEASIBILITY]
     if broken:
-        raise Infeasible([zero.name, broken[0]])
+        raise Infeasible([zero_budget.name, broken[0]])
     answer.bound = answer.value
     return answer

@@ -47,11 +47,12 @@ class PathTree:
             raise ValueError(f"target_probs: at most {MOST_PREFIXES} rows; got {len(target)}")
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "draft", draft)
-        whole = self.levels[-1].stop
-        if whole != len(target):
+        # ``levels`` end with the first whole tree that has at least as many rows
+        size = self.levels[-1].stop
+        if size != len(target):
             raise ValueError(
                 f"target_probs: a whole tree of {self.vocabulary} tokens has "
-                f"{self.levels[-1].start} rows or {whole}; got {len(target)}"
+                f"{self.levels[-1].start} rows or {size}; got {len(target)}"
             )
 
     @property
@@ -84,6 +85,7 @@ class PathTree:
         return self._products(np.where(self.target > 0, self.draft, 0.0))
 
     def _products(self, rows: np.ndarray) -> np.ndarray:
+        """Return the product of the entries of ``rows`` along each prefix, (nodes + V^K,)."""
         products = [np.ones(1)]
         for level in self.levels:
             products.append((products[-1][:, None] * rows[level]).ravel())
@@ -120,17 +122,19 @@ class Followed:
 
 def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
     """Compute the exact result of verifying towards the rows ``target`` (nodes, V)."""
-    alive = [np.ones(1)]
+    levels = [np.ones(1)]  # P of the prefixes of 0, 1, … tokens
     for level in tree.levels:
-        mass, drafted = alive[-1][:, None] * target[level], tree.draft[level]
+        mass, drafted = levels[-1][:, None] * target[level], tree.draft[level]
         ratio = np.divide(mass, drafted, out=np.zeros_like(mass), where=drafted > 0)
-        alive.append(np.minimum(ratio, 1.0).ravel())
-    accepted = np.concatenate(alive)
-    reached = accepted * tree.drafted
-    on = reached[: len(target)] > 0
-    rows = torch.from_numpy(target[on]), torch.from_numpy(tree.target[on])
-    spent = float(reached[: len(target)][on] @ kind.value(*rows).numpy())
-    return Followed(accepted, reached, float(reached.sum()), spent)
+        levels.append(np.minimum(ratio, 1.0).ravel())
+    alive = np.concatenate(levels)
+    reached = alive * tree.drafted
+    # D may be ∞ at a node that is never reached, where it costs nothing
+    visited = reached[: len(target)] > 0
+    h, q = torch.from_numpy(target[visited]), torch.from_numpy(tree.target[visited])
+    spent = float(reached[: len(target)][visited] @ kind.value(h, q).numpy())
+    # the root's 1 is the recovered or bonus token
+    return Followed(alive, reached, tokens=float(reached.sum()), divergence=spent)
 
 
 def state_tree(
@@ -142,15 +146,16 @@ def state_tree(
     are in the tree's order, with the prefixes of all ``depth`` tokens at the end.
     """
     count_prefixes(len(target), depth)
-    levels = [np.array([state])]
+    last_tokens = [np.array([state])]
     for _ in range(depth):
-        levels.append(np.tile(np.arange(len(target)), len(levels[-1])))
-    inner = np.concatenate(levels[:-1])
-    return PathTree(target[inner], draft[inner]), np.concatenate([inner, levels[-1]])
+        last_tokens.append(np.tile(np.arange(len(target)), len(last_tokens[-1])))
+    inner = np.concatenate(last_tokens[:-1])
+    return PathTree(target[inner], draft[inner]), np.concatenate([inner, last_tokens[-1]])
 
 
 def count_prefixes(vocabulary: int, depth: int) -> int:
     """Return 1 + V + … + V^(K−1), the number of nodes; ValueError above the limit."""
+    # every level has a prefix at least, so more levels than the limit need not be added up
     total = sum(vocabulary**level for level in range(min(depth, MOST_PREFIXES + 1)))
     if total > MOST_PREFIXES:
         raise ValueError(

@@ -98,9 +98,16 @@ def solve(
     if delta == 0 or q[token] in (0.0, 1.0):
         answer = _row_program.forced(q, cap, _row_program.lossless_price(q, cap, kind))
     else:
+        # only the drafted token rises; q is the scale of all others
         scale = np.where(cap[inside] > 0, raised_ceiling(q[inside], kind, delta), q[inside])
         answer = _row_program.RowProgram(kind, delta, q[inside], cap[inside]).solve(scale)
         target[inside] = answer.h
-    proof = answer.divergence, answer.price, float(answer.bound), answer.solver
-    seconds = time.perf_counter() - started
-    return PerProposalProgram(target, float(target[token]), *proof, seconds)
+    return PerProposalProgram(
+        target=target,
+        raised=float(target[token]),
+        divergence=answer.divergence,
+        price=answer.price,
+        bound=float(answer.bound),
+        solver=answer.solver,
+        seconds=time.perf_counter() - started,
+    )

@@ -33,7 +33,7 @@ def solve(target_probs: Any, draft_probs: Any, *, delta: float) -> tuple[np.ndar
     budget = min(check.number("delta", delta, 0.0, math.inf), -math.log(q[inside].min()))
     zeros, ones, unit = np.zeros(size), np.ones(size), np.eye(size)
     # the variables are (t, h), with t ≤ p by its bounds
-    found = optimize.linprog(
+    solution = optimize.linprog(
         c=np.r_[-ones, zeros],  # maximise Σ t
         A_ub=np.vstack([np.hstack([unit, -unit]), np.r_[zeros, regret]]),  # t ≤ h, Σ h ρ ≤ δ
         b_ub=np.r_[zeros, budget],
@@ -42,8 +42,8 @@ def solve(target_probs: Any, draft_probs: Any, *, delta: float) -> tuple[np.ndar
         bounds=[(0, cap) for cap in p[inside]] + [(0, None)] * size,
         options=TIGHT,
     )
-    if found.status:
-        raise _attempts.SolverGaveUp(found.message)
+    if solution.status:
+        raise _attempts.SolverGaveUp(solution.message)
     target = np.zeros_like(q)
-    target[inside] = found.x[size:]
-    return target, -float(found.fun)
+    target[inside] = solution.x[size:]
+    return target, -float(solution.fun)

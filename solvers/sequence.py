@@ -84,19 +84,19 @@ def solve(
         answer = _row_program.forced(q, p, price)
     else:
         promise = f"the rows must satisfy their budget within {FEASIBILITY:g} and meet their bound"
-        position = np.nonzero(inside)[0]
+        position = np.nonzero(inside)[0]  # the row t of each token with q > 0
         joint = _row_program.RowProgram(
             kind, delta, q[inside], p[inside], position=position, promise=promise
         )
         scale = np.clip(p[inside], q[inside], raised_ceiling(q[inside], kind, delta))
         answer = joint.solve(scale)
         target[inside] = answer.h
-    common = np.minimum(target, p).sum(-1)
+    acceptance = np.minimum(target, p).sum(-1)
     spent = [_row_program.divergence_of(kind, h, row) for h, row in zip(target, q, strict=True)]
-    total = float(common.sum())
+    total = float(acceptance.sum())
     return SequenceProgram(
         target=target,
-        acceptance=common,
+        acceptance=acceptance,
         divergence=np.array(spent),
         total_acceptance=total,
         total_divergence=float(np.sum(spent)),
