@@ -124,8 +124,8 @@ class EventBounds:
     @property
     def range(self) -> str:
         """Return the event's rate under the target and its interval, in words."""
-        own = f"an event of {share(self.rate)} under the target"
-        return f"{own} gets {share(self.low)} to {share(self.high)}"
+        event = f"an event of {share(self.rate)} under the target"
+        return f"{event} gets {share(self.low)} to {share(self.high)}"
 
     @property
     def sentence(self) -> str:
@@ -203,15 +203,24 @@ def confidence_bound(readings: Sequence[float], cap: float, alpha: float = RISK)
     if not values:
         raise ValueError("readings: must be at least one; got none")
     shares = [min(nats / cap, 1.0) if cap else 0.0 for nats in values]
-    mean, below = math.fsum(shares) / len(shares), LowerMean(1.0, 0.0, start=-0.5)
-    below.add(-np.array(shares))
-    bound = min(max(-below.bound(alpha), mean), 1.0)
-    return ConfidenceBound(len(shares), cap * mean, max(values), cap, alpha, cap * bound)
+    # a lower bound on the mean of the negative shares, which lie in [−1, 0]
+    mean, lower_mean = math.fsum(shares) / len(shares), LowerMean(below=1.0, most=0.0, start=-0.5)
+    lower_mean.add(-np.array(shares))
+    bound = min(max(-lower_mean.bound(alpha), mean), 1.0)
+    return ConfidenceBound(
+        count=len(shares),
+        mean=cap * mean,
+        worst=max(values),
+        cap=cap,
+        alpha=alpha,
+        bound=cap * bound,
+    )
 
 
 def event_interval(rate: float, cap: float) -> tuple[float, float]:
     """Return the least and the largest s with kl₂(s‖rate) ≤ cap, to 1e-12."""
     rest = 1 - rate
+    # the event loses what the opposite event gains
     down, up = _most_change(rest, rate, cap), _most_change(rate, rest, cap)
     return max(rate - down, 0.0), min(rate + up, 1.0)
 
@@ -222,12 +231,14 @@ def _most_change(rate: float, rest: float, cap: float) -> float:
         return rest
     if cap == 0 or rate == 0 or rest == 0:
         return 0.0
+    # −ln rate, the KL of an event that is certain; near 1 from the exact rest
     if cap >= (-math.log(rate) if rate < 0.5 else -math.log1p(-rest)):
         return rest
     spread = math.sqrt(cap) * math.sqrt(rate) * math.sqrt(rest)  # kl₂ ≤ d²/(rate rest)
     most = min(rest, math.sqrt(cap / 2))  # Pinsker
     start = spread * math.sqrt(2)
-    return _root_of(lambda d: binary_kl(rate, rest, d), cap, min(spread, most), most, start)
+    low = min(spread, most)
+    return _root_of(lambda d: binary_kl(rate, rest, d), cap, low=low, high=most, start=start)
 
 
 def binary_kl(rate: float, rest: float, change: float) -> float:
@@ -239,7 +250,7 @@ def _kl_term(mass: float, change: float) -> float:
     """Return m ln(m/mass) − change for m = mass + change: kl₂ is the sum of two such terms."""
     if change <= -mass:
         return mass
-    u = change / mass
+    u = change / mass  # the term is mass·((1 + u) ln(1 + u) − u)
     if abs(u) < SMALL:
         return mass * math.fsum((-u) ** k / (k * (k - 1)) for k in range(2, TERMS))
     if u > 1:
@@ -259,13 +270,14 @@ def most_variation(cap: float) -> float:
     if cap > MUCH:
         return -math.expm1(-cap)
     low, high = math.sqrt(2 * cap), math.exp(cap) + 3
-    t = _root_of(_kl_of_widest, cap, low / 2, high, low)
+    t = _root_of(_kl_of_widest, cap, low=low / 2, high=high, start=low)
     slope = 1 / math.tanh(t) - 1 / t
     return min(t * (1 - slope) * (1 + slope) / 2, math.sqrt(cap / 2), 1.0)
 
 
 def _kl_of_widest(t: float) -> float:
     """Return the KL of the pair of laws with parameter t that is furthest apart for its KL."""
+    # with these coth t is 1 + 2 over, and sinh t is e^t less/2
     less = -math.expm1(-2 * t)
     over = math.exp(-2 * t) / less
     return math.log(2 * t) - math.log(less) + 2 * t * over - 4 * t * t * over / less
@@ -275,7 +287,8 @@ def _root_of(
     rising: Callable[[float], float], amount: float, low: float, high: float, start: float
 ) -> float:
     """Return x at which ``rising``, which rises about as x², is ``amount``, to the last digit."""
-    return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, 2 * amount)
+    steepness = 2 * amount  # x f′(x) is 2 f(x) for a multiple of x²
+    return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, steepness)
 
 
 def share(value: float) -> str:

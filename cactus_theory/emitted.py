@@ -187,8 +187,8 @@ def _measured(
     kinds = (reference if spec == reference.spec else read_divergence(spec) for spec in specs)
     values = [kind.value(law, q) for kind in kinds]
     optima = _optima(q, p, reference, values[specs.index(reference.spec)], accepted)
-    own = accepted, raised_off_head(law, q), *directions(law, q)
-    return [*own, *_spent(policy, q, p, law), *optima, *values]
+    measures = accepted, raised_off_head(law, q), *directions(law, q)
+    return [*measures, *_spent(policy, q, p, law), *optima, *values]
 
 
 def directions(law: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -255,7 +255,10 @@ def raised_to(policy: Policy, q: Tensor, accepted: Tensor) -> Tensor:
 
 
 def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
-    """Return D(h‖q) of the cheapest row with a given h_n: q scaled at all other tokens."""
+    """Return D(h‖q) of the cheapest row with a given h_n: q scaled at all other tokens.
+
+    Scaled tokens have one ratio h/q, so they count as one token: two tokens, n and the rest.
+    """
     rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
     return kind.value(*rows)
 
@@ -293,6 +296,7 @@ def _few_rows(
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"draft_token_ids: must hold whole numbers; got dtype {ids.dtype}")
     vocab = target.shape[-1]
+    # on a GPU a look at the ids would wait for the device
     if ids.numel() and not ids.is_cuda and not bool(((ids >= 0) & (ids < vocab)).all()):
         wrong = ids[(ids < 0) | (ids >= vocab)].flatten()[0].item()
         raise ValueError(f"draft_token_ids: must lie in [0, {vocab}); got {wrong}")

@@ -65,7 +65,9 @@ def forward_kl(target_logits: Logits, draft_logits: Tensor) -> PerRow:
     log_q, log_p = _log_rows(target_logits, draft_logits)
     q = log_q.exp()
     terms = q * (log_q - log_p)
-    return torch.where(q > 0, terms, 0.0).sum(-1) if bool((q == 0).any()) else terms.sum(-1)
+    if bool((q == 0).any()):  # 0 · −∞ would be NaN
+        terms = torch.where(q > 0, terms, 0.0)
+    return terms.sum(-1)
 
 
 def _log_rows(target_logits: Logits, draft_logits: Tensor) -> tuple[Logits, Logits]:

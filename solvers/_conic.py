@@ -138,7 +138,7 @@ def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
     powers = (power_weights(row, a) / unit) @ power(row.w, a)
     return Budget(
         [powers <= right / unit if a > 1 else powers >= right / unit],
-        weight=abs(a - 1) * right / unit,  # |dR/dδ|, as the dual is the price of R
+        weight=abs(a - 1) * right / unit,  # |d(R/unit)/dδ|: the dual is R/unit's price
         multiplier=abs(a * (a - 1)) / unit,
         tilt=1 / (a - 1),
     )

@@ -258,17 +258,17 @@ def price_bound(
     # gained has β = 0, too, and only raises C, so α is clipped.
     possible, unpaid = tree.possible, 0.0
     below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
-    ending = np.broadcast_to(ends, tree.target.shape)
+    end_worth = np.broadcast_to(ends, tree.target.shape)
     for level in reversed(tree.levels):
         q = tree.target[level]
-        gained = np.maximum(unit + below.reshape(q.shape) - ending[level], 0.0)
+        gained = np.maximum(unit + below.reshape(q.shape) - end_worth[level], 0.0)
         clipped = np.clip(alpha[level], 0.0, gained)
         # prefixes are numbered breadth first: ux has the number 1 + uV + x
         first = 1 + level.start * tree.vocabulary
         # p(ux); 0 where the target excludes a token of ux, since ux is then never accepted
         drafting = possible[first : first + q.size].reshape(q.shape)
         unpaid += float(np.sum(drafting * (gained - clipped)))
-        below = worth(ending[level] + clipped, q, f, price)
+        below = worth(end_worth[level] + clipped, q, f, price)
     return unit + float(below[0]) + unpaid
 
 

@@ -306,6 +306,7 @@ class Program(Attempted[Attempt]):
         left = list(self.constraints)
         for each in self.constraints:
             fewer = [other for other in left if other is not each]
+            # without any constraint there is always a row
             if fewer and Program(self.q, self.p, fewer)._impossible():
                 left = fewer
         return [each.name for each in left]

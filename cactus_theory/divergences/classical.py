@@ -48,6 +48,7 @@ class KL(FDivergence):
         if h.shape != q.shape or not h.numel() or h.shape[-1] < LONG or h.is_cuda:
             return super().value(h, q)
         logs = (h / q).clamp_(min=SAFE_RATIO)
+        # Σ h ln(h/q), less Σ (h − q): the sum of the centred terms
         value = (log_in_place(logs)[..., None, :] @ h[..., None])[..., 0, 0] + (
             q.sum(-1) - h.sum(-1)
         )

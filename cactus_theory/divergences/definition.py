@@ -180,8 +180,8 @@ class FDivergence(Divergence):
         terms = torch.where(inside, q * self.centred(torch.where(inside, ratio, 1.0)), 0.0)
         outside = torch.where(inside, 0.0, h).sum(-1)
         price = self.slope_at_infinity - self.slope_at_one
-        whole = terms.sum(-1) + torch.where(outside == 0, 0.0, outside * price)
-        return whole.clamp_(min=0.0)  # a rounded sum may be negative
+        total = terms.sum(-1) + torch.where(outside == 0, 0.0, outside * price)  # 0 · ∞ is 0
+        return total.clamp_(min=0.0)  # a rounded sum may be negative
 
 
 Kind = TypeVar("Kind", bound=type[Divergence])
@@ -219,11 +219,13 @@ def register_divergence(kind: Kind) -> Kind:
     >>> ct.divergence("information").value(torch.tensor([0.5, 0.5]), torch.tensor([0.2, 0.8]))
     tensor(0.2231, dtype=torch.float64)
     """
-    if not (isinstance(given := cast(Any, kind), type) and issubclass(given, Divergence)):
+    given = cast(Any, kind)
+    if not (isinstance(given, type) and issubclass(given, Divergence)):
         raise TypeError(f"divergence: must be a Divergence class; got {kind!r}")
     if kind.name == Divergence.name or DIVERGENCES.taken(kind.name, kind):
         raise ValueError(f"name: must be set and not registered already; got {kind.name!r}")
-    if set(kind.example) != set(knobs := [knob.name for knob in fields(kind)]):
+    knobs = [knob.name for knob in fields(kind)]
+    if set(kind.example) != set(knobs):
         raise ValueError(
             f"example: must name the knobs {', '.join(knobs) or 'none'} of {kind.name}; "
             f"got {kind.example!r}"

@@ -114,9 +114,10 @@ def optimal_acceptance(
         geometry = geometry_of(q, p, kind, support)
         best = geometry.measured(solve_edges(geometry, name, amounts[at]))
         edges = best.edges.lower, best.edges.upper
-        most, spent = amounts[at], best.divergence
-        within = most + ROUNDING * (1 + most) if name == "delta" else most.new_tensor(math.inf)
-        broken = (spent > within) | (spent.isinf() & (most > 0) & (name == "price"))
+        limit, spent = amounts[at], best.divergence
+        within = limit + ROUNDING * (1 + limit) if name == "delta" else limit.new_tensor(math.inf)
+        # float64 may fail to hold the divergence; at a price of 0 any divergence is right
+        broken = (spent > within) | (spent.isinf() & (limit > 0) & (name == "price"))
         gap = torch.where(broken, math.inf, best.gap)
         scalars = best.acceptance, spent, *edges, best.price, gap
         return best.rows.to(target.dtype), *scalars

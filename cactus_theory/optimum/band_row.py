@@ -163,10 +163,11 @@ class NodeRow:
         if not q_n >= LEAST:
             return 0.0
         lower, upper = self.scale, self.upper
-        if q_n < self.boxes[0]:
+        least, ids, ceilings = self.boxes
+        if q_n < least:  # off the head
             upper = min(upper, self.unit)
-        for place in (self.boxes[1] == token).nonzero()[0].tolist() if self.boxes[1].size else ():
-            lower, upper = self.unit, min(upper, float(self.boxes[2][place]) * self.unit)
+        for place in (ids == token).nonzero()[0].tolist() if ids.size else ():
+            lower, upper = self.unit, min(upper, float(ceilings[place]) * self.unit)
         return self.factor * max(lower, min(upper, p_n / q_n))
 
     @property
@@ -187,7 +188,7 @@ class NodeRow:
 
     def write(self, q: Row, p: Row, out: Row) -> None:
         """Solve the row, and write h up to a factor, which is 1 for rows that sum to 1."""
-        self.upper_exceeds(math.inf)
+        self.upper_exceeds(math.inf)  # no edge exceeds ∞, so the row is solved
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
             return
@@ -227,10 +228,11 @@ class AheadRow(NodeRow):
         if not mass > 0:  # no distribution: an error is raised where a token is drawn from the row
             return
         q_n = float(self.q[self.token])
-        rest, free = mass - q_n - kept, 1 - self.raised_to - kept / mass
+        # the other tokens share what the drafted token and the kept tokens leave of h
+        rest, left = mass - q_n - kept, 1 - self.raised_to - kept / mass
         self.unit = self.alive / mass
         self.upper = self.alive * self.raised_to / q_n if q_n >= LEAST else self.alive
-        self.scale = self.alive * free / rest if rest > 0 else 0.0
+        self.scale = self.alive * left / rest if rest > 0 else 0.0
 
 
 class PricedRow(NodeRow):
@@ -249,9 +251,9 @@ class PricedRow(NodeRow):
     def _solve(self, threshold: float) -> None:
         """Solve U and A, but only compare U with ``threshold`` if U is larger."""
         band = self.priced
-        row = self.q, self.p, self.alive, band.curve, band.step, band.high
-        solved = loops().edges_at_price(*row, self.boxes, threshold)
-        self.upper, self.scale, self.unit = solved
+        self.upper, self.scale, self.unit = loops().edges_at_price(
+            self.q, self.p, self.alive, band.curve, band.step, band.high, self.boxes, threshold
+        )
 
     def exceeds(self, token: int, ratio: float) -> bool:
         """Return :meth:`NodeRow.exceeds`, also for tokens with boxes."""
@@ -263,6 +265,7 @@ class PricedRow(NodeRow):
         if ratio <= self.factor * self.alive * SURE:  # no ceiling C is below 1
             return True
         self.upper_exceeds(math.inf)
+        # with p = ∞ the token's g/q is its upper edge
         return self.factor == 1 and self.raised(token, self.q[token], math.inf) > ratio
 
 
@@ -283,17 +286,20 @@ class BudgetRow(NodeRow):
         if not (0 < mass < math.inf and 0 < drafted < math.inf):  # a draw raises the error
             return
         cost, least, most = np.empty(q.size), 1.0, 1.0
+        no_edges = 0.0, MOST, unit, FREE  # a band in which h is p
         for start in range(0, q.size, PART):
             at = slice(start, start + PART)
-            loops().write_ratios(q[at], p[at], (0.0, MOST, unit, FREE), start, ratio := cost[at])
+            ratio = cost[at]  # a view: first the ratios, then their costs are written there
+            loops().write_ratios(q[at], p[at], no_edges, start, ratio)
             least, most = min(least, float(ratio.min())), max(most, float(ratio.max()))
             np.multiply(costs_of(self.f, ratio), q[at], out=ratio)
         endless = False
         if self.f.at_zero == math.inf and (empty := (p == 0) & (q > LEAST)).any():
             endless, cost[empty] = True, 0.0
-        row = q, p, cost, endless, curve, self.delta, unit, drafted, (least, most), FREE
-        self.upper, self.scale, found = loops().edges_within(*row)
-        if not found:
+        self.upper, self.scale, converged = loops().edges_within(
+            q, p, cost, endless, curve, self.delta, unit, drafted, (least, most), FREE
+        )
+        if not converged:
             target, draft = (from_numpy(row[None]).double() for row in (q, p))
             target, draft = target / target.sum(), draft / draft.sum()
             lower, upper = edges(target, draft, self.f, "delta", self.delta)

@@ -71,8 +71,8 @@ class Bands:
         """Return whether bands of rows on a CPU are solved one by one in compiled loops."""
         if (f := self.kind.generator) is None or not is_compiled(f):
             return False
-        within = LEAST_BUDGET < (self.delta or 0.0) < math.inf and not self.boxes
-        return within or self.priced is not None
+        solves_budget = LEAST_BUDGET < (self.delta or 0.0) < math.inf and not self.boxes
+        return solves_budget or self.priced is not None
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> PricedRow | BudgetRow | None:
         """Return the band of one row on a CPU, or None if :meth:`laws` has to solve it.
@@ -100,10 +100,10 @@ class Bands:
         h = torch.empty(flat_q.shape, dtype=torch.float64, device=q.device)
         if q.device.type == "cpu" and self._by_row:
             rows = zip(h.numpy(), flat_q.numpy(), flat_p.numpy(), as_list(ratios), strict=True)
-            for out, own_q, own_p, ratio in rows:
-                row = self.row(own_q, own_p, ratio)
+            for out, row_q, row_p, ratio in rows:
+                row = self.row(row_q, row_p, ratio)
                 assert row is not None
-                row.write(own_q, own_p, out)
+                row.write(row_q, row_p, out)
         else:
             for at in parts_of(h):
                 self._write_together(flat_q[at], flat_p[at], ratios[at], h[at])
@@ -113,12 +113,12 @@ class Bands:
     def _write_together(self, q: Rows, p: Rows, alive: PerRow, out: Rows) -> None:
         """Write the rows clip(p/P, max(a, c) q, min(b, C) q)."""
         q, p = normalised(q), normalised(p)
-        own, q = q, torch.where(q < LEAST, 0.0, q)  # NaN stays NaN; denormal tokens may not rise
+        all_q, q = q, torch.where(q < LEAST, 0.0, q)  # NaN stays NaN; denormal tokens may not rise
         cut, lacking = cut_to_boxes(q, p, alive, *self.boxes.of_rows(q))
         knob, amount, _ = chosen_knob(self.kind, delta=self.delta, price=self.price)
         lower, upper = edges(q, cut, self.kind, knob, amount, lacking)
         top = torch.where(q > 0, upper * q, 0.0)  # 0 also for an infinite edge, where ∞·0 is NaN
-        torch.maximum(torch.minimum(cut, top), torch.where(q > 0, lower * q, own), out=out)
+        torch.maximum(torch.minimum(cut, top), torch.where(q > 0, lower * q, all_q), out=out)
 
 
 class Charge(NamedTuple):
@@ -139,19 +139,22 @@ def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) 
     solved = isinstance(law, NodeRow)
     band, h = (law.band, EMPTY) if solved else (NO_BAND, np.ascontiguousarray(law))
     if type(f) in COSTS:
-        row = q, p, band, h, type(f) is KL, alive, head
-        spent, accepted, raised, outside = compiled.whole_charge(*row)
+        spent, accepted, raised, outside = compiled.whole_charge(
+            q, p, band, h, type(f) is KL, alive, head
+        )
     else:
         mass, drafted = compiled.sums_of(q, p)
-        drafted, ratios, outside, overlap = drafted * alive, np.empty(q.size), 0.0, 0.0
+        drafted, ratios = drafted * alive, np.empty(q.size)
+        # Σ h and Σ min(p/P, h) where h/q is not finite; a solved row has no mass there
+        outside, overlap = 0.0, 0.0
         if solved:
             compiled.write_ratios(q, p, band, 0, ratios)
         else:
             outside, overlap = compiled.write_quotients(q, p, h, mass, drafted, ratios)
-        row = q, p, ratios, costs_of(f, ratios), mass, drafted, head
-        spent, accepted, raised = compiled.charges_of(*row)
+        costs = costs_of(f, ratios)
+        spent, accepted, raised = compiled.charges_of(q, p, ratios, costs, mass, drafted, head)
         accepted += overlap
-    if outside:
+    if outside:  # 0 · ∞ would be NaN
         spent += outside * (f.slope_at_infinity - f.slope_at_one)
     return Charge(max(spent, 0.0), accepted, raised + outside)
 
@@ -162,5 +165,6 @@ def divergences_of(kind: Divergence, h: Tensor, q: Tensor) -> Tensor:
     if f is None or q.is_cuda or not q.numel() or q.dtype not in DECIDED or loops() is None:
         return kind.value(h.double(), q.double())
     pairs = zip(*(rows.reshape(-1, rows.shape[-1]).numpy() for rows in (q, h)), strict=True)
-    spent = [charge_of(f, own_q, own_h, 1.0, own_h).spent for own_q, own_h in pairs]
+    # the draft's row only counts for the acceptance, which is not read: h stands for it
+    spent = [charge_of(f, row_q, p=row_h, alive=1.0, law=row_h).spent for row_q, row_h in pairs]
     return kind.from_generator(q.new_tensor(spent, dtype=torch.float64)).reshape(q.shape[:-1])

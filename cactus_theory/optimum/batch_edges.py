@@ -94,8 +94,8 @@ def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
     solution = searched_edges(geometry, knob, amount)
     if solution is None:
         return sorted_edges(geometry, knob, amount)
-    bands, done = solution
-    unsolved = (~done).nonzero()[:, 0]
+    bands, converged = solution
+    unsolved = (~converged).nonzero()[:, 0]
     if len(unsolved):
         rest = sorted_edges(geometry.of_rows(unsolved), knob, amount[unsolved])
         for field in fields(Edges):
@@ -106,16 +106,17 @@ def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
 def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges, Flags] | None:
     """Return the edges found without a sort, and which rows converged; None if a sort is needed."""
     f, kind = geometry.generator, geometry.divergence
+    # the search divides by f″; mass that goes to tokens with q = 0 is no part of L = U + P₀
     if not (len(amount) and f.smooth) or (geometry.free and bool((geometry.zero_mass > 0).any())):
         return None
     if knob == "delta":
         amount = kind.to_generator(amount)
     elif knob != "price" or kind is not f:  # else the price depends on the divergence spent
         return None
-    places = parts_of(geometry.q)
-    parts = ((at, _search(geometry.of_rows(at), knob, amount[at])) for at in places)
-    *columns, done = joined(parts, len(amount))
-    return Edges(*columns), done
+    slices = parts_of(geometry.q)
+    parts = ((at, _search(geometry.of_rows(at), knob, amount[at])) for at in slices)
+    *columns, converged = joined(parts, len(amount))
+    return Edges(*columns), converged
 
 
 # The search moves both edges at once. Between two neighbouring ratios p/q the sums L and U are
@@ -136,14 +137,14 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
 class _Start(NamedTuple):
     """The start of a search: ratios and their ends, weights of sums, goal, flags, first edges."""
 
-    ratios: Rows
-    ends: tuple[PerRow, PerRow]
-    weights: Float[Tensor, "rows kinds vocab"]
-    goal: PerRow
-    inside: PerRow
-    lossless: Flags
-    whole: Flags
-    abandoned: Flags
+    ratios: Rows  # p/q
+    ends: tuple[PerRow, PerRow]  # least and largest ratio
+    weights: Float[Tensor, "rows kinds vocab"]  # q, p, and within a budget q f(p/q)
+    goal: PerRow  # 1/λ at a price, else the budget of f
+    cost_of_p: PerRow  # Σ q f(p/q), without the terms that are ∞; 0 at a price
+    lossless: Flags  # h = q
+    whole: Flags  # h = p
+    abandoned: Flags  # rows for the sorted path
     edges: Float[Tensor, "rows 2"]
 
 
@@ -159,7 +160,7 @@ def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
     if geometry.inside is not None:
         weights[:, :2].masked_fill_(~geometry.inside[:, None], 0.0)
     if priced:
-        goal, inside = 1 / amount, torch.zeros_like(amount)
+        goal, cost_of_p = 1 / amount, torch.zeros_like(amount)
         lossless = torch.isinf(amount)
         whole = (goal >= f.centred_slope(most) - f.centred_slope(least)) & (lacking == 0)
         abandoned = (amount < LEAST_PRICE) | (amount > MOST_PRICE)
@@ -168,15 +169,16 @@ def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
         goal, total = amount, cost.sum(-1)
         # where p = 0 and f(0) = ∞ the cost is left out: any a > 0 lifts these tokens
         cost.masked_fill_(~torch.isfinite(cost), 0.0)
-        inside = cost.sum(-1)
+        cost_of_p = cost.sum(-1)
         lossless, whole = amount == 0, (total <= amount) & (lacking == 0)
-        abandoned = ~(inside <= MOST_COST) | (amount < LEAST_BUDGET) | torch.isinf(amount)
+        abandoned = ~(cost_of_p <= MOST_COST) | (amount < LEAST_BUDGET) | torch.isinf(amount)
     curvature = f.curvature(torch.ones_like(goal[:1]))
     width = goal / curvature / 2 if priced else WIDTH * (2 * goal / curvature).sqrt()
     upper = torch.minimum(width.exp(), most**SHARE)
     lower = torch.maximum((-width if priced else -width / 2).exp(), least**SHARE)
     edges = torch.stack([lower.clamp(max=1.0), upper.clamp(min=1.0)], -1)
-    return _Start(ratios, (least, most), weights, goal, inside, lossless, whole, abandoned, edges)
+    ends, flags = (least, most), (lossless, whole, abandoned)
+    return _Start(ratios, ends, weights, goal, cost_of_p, *flags, edges)
 
 
 def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
@@ -198,16 +200,19 @@ def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]
         moved = edges * mass - drafted  # L and −U
         sides = torch.stack([moved[:, 0], lacking - moved[:, 1]], -1)
         rejection, close = _newton(geometry, start, edges, mass, costs, sides)
+        # L rises in a, and U falls in b, by the q below and above the band
         towards = torch.stack([rejection - sides[:, 0], sides[:, 1] - rejection], -1)
         new, tiny = _kept_apart(edges, edges + towards / mass, mass, step)
         # no ratio is above b and mass is still lacking: the path may have ended
         abandoned = abandoned | ((lacking > 0) & (mass[:, 1] <= 0) & ~ready)
+        # a tiny last step is taken even where both equations hold already
         edges = torch.where((~ready & (~close | tiny))[:, None], new, edges)
         ready = ready | close
     lossless, whole, (least, most) = start.lossless, start.whole & ~start.lossless, start.ends
     lower = torch.where(lossless, 1.0, torch.where(whole, least, edges[:, 0]))
     upper = torch.where(lossless, 1.0, torch.where(whole, most, edges[:, 1]))
     apart = (upper > lower) & (upper < torch.inf)  # a = b only where lossless
+    # whole rows are slack, too: a copy, as single rows of each field may be overwritten
     bands = lower, upper, torch.zeros_like(lower), lossless, whole.clone(), whole
     return *bands, ready & ~abandoned & (apart | lossless | whole)
 
@@ -218,8 +223,9 @@ def _newton(
 ) -> tuple[PerRow, Flags]:  # fmt: skip
     """Return the rejection R that a Newton step aims at, and whether both equations hold already.
 
-    ``sides`` are L and U + P₀. ``costs``, given within a budget, are the sums of q f(p/q) over the
-    tokens beyond each edge.
+    ``sides`` are L and U + P₀, ``mass`` is the q beyond each edge. ``costs``, given within a
+    budget, are the sums of q f(p/q) there. As R rises by 1, a rises and b falls by 1/``mass``. So
+    f′(b) − f′(a) falls by the sum of f″/``mass`` at both edges, and D by f′(b) − f′(a).
     """
     f, goal = geometry.generator, start.goal
     lifted, cut = sides.unbind(-1)
@@ -229,19 +235,19 @@ def _newton(
         falls = f.curvature(edges) / mass
         rejection = (excess + falls[:, 0] * lifted + falls[:, 1] * cut) / falls.sum(-1)
     else:
-        excess = start.inside - goal + (mass * f.centred(edges) - costs[0]).sum(-1)
+        excess = start.cost_of_p - goal + (mass * f.centred(edges) - costs[0]).sum(-1)
         rejection = excess - slopes[:, 0] * lifted + slopes[:, 1] * cut
         rejection = rejection / (slopes[:, 1] - slopes[:, 0])
     close = excess.abs() + (lifted - cut).abs() <= CLOSE * (1 + goal)
-    mean = (lifted + cut) / 2
+    mean = (lifted + cut) / 2  # for rows where R is no number or hardly above 0
     usable = torch.isfinite(rejection) & (rejection > 0.05 * mean)
     return torch.where(usable, rejection, 0.3 * mean), close
 
 
 def _kept_apart(edges: Tensor, new: Tensor, mass: Tensor, step: int) -> tuple[Tensor, Flags]:
     """Return the new edges, kept on their sides of 1 and damped, and which rows hardly moved."""
-    half, above = edges.sqrt(), edges > 1
-    new = torch.where(above, torch.maximum(new, half), torch.minimum(new, half))
+    half_way, above = edges.sqrt(), edges > 1  # half of the way to 1, in logarithms
+    new = torch.where(above, torch.maximum(new, half_way), torch.minimum(new, half_way))
     tiny = ((new - edges).abs() <= POLISH * edges).all(-1)
     if step >= UNDAMPED and step % 2 == 0:
         new = torch.where(tiny[:, None], new, (new + edges) / 2)
@@ -259,9 +265,10 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
     lower, upper, _ = path.at(rejection)
     f, kind = geometry.generator, geometry.divergence
     if knob == "price" and kind is f:  # one ulp of ε moves the edges of tiny tokens any distance
-        one = torch.full_like(amount, f.slope_at_one)
-        lower = torch.maximum(lower, f.ratio_at(one - 1 / amount))
-        upper = torch.minimum(upper, f.ratio_at(one + 1 / amount))
+        slope = torch.full_like(amount, f.slope_at_one)
+        # f′(b) − f′(a) = 1/λ with a ≤ 1 ≤ b bounds either edge by the other edge at 1
+        lower = torch.maximum(lower, f.ratio_at(slope - 1 / amount))
+        upper = torch.minimum(upper, f.ratio_at(slope + 1 / amount))
     if kind.generator is not None:  # edges merged by rounding: take h = q, a few ulps of ε away
         lossless = lossless | ((geometry.slope(lower, upper) <= MERGED) & ~slack)
     elif knob == "delta":  # from ε the ceiling follows only roughly
@@ -276,9 +283,11 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
 
 
 def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
+    """Return ε of each row's band at ``amount``, or of the path's end if that does not bind."""
     path = geometry.path
 
     def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:
+        """Return the price dA/dδ at ε as a share of ``amount``, and no derivative."""
         lower, upper, cost = path.at(rejection)
         price, spent = 1 / geometry.slope(lower, upper), geometry.spent(upper, cost)
         share = geometry.divergence.price_from_generator(price, spent) / amount
@@ -290,8 +299,9 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
         rejection = geometry.rejection(torch.where(slack | lossless, 0.0, amount))
     elif knob == "price":
         slack, lossless = ~(share_at(path.smallest)[0] < 1), amount == math.inf
-        ends = path.largest, path.smallest
-        rejection = convex_root(share_at, *ends, torch.ones_like(amount))
+        # the price rises with ε
+        one = torch.ones_like(amount)
+        rejection = convex_root(share_at, over=path.largest, under=path.smallest, budget=one)
         slack = slack | (rejection < LEAST)
     else:
         reachable = geometry.reachable

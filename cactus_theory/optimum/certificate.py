@@ -85,11 +85,13 @@ class Geometry:
     def measured(self, edges: Edges) -> Measured:
         """Return the bands with these edges, written out and measured a few rows at a time."""
         rows = torch.empty_like(self.q, memory_format=torch.contiguous_format)
-        places = list(parts_of(rows)) or [slice(0, 0)]
-        parts = (self.of_rows(at)._measured(edges.of_rows(at), rows[at]) for at in places)
+        # no rows are one empty part, so that there are columns to join
+        slices = list(parts_of(rows)) or [slice(0, 0)]
+        parts = (self.of_rows(at)._measured(edges.of_rows(at), rows[at]) for at in slices)
         return Measured(rows, edges, *map(torch.cat, zip(*parts, strict=True)))
 
     def _measured(self, edges: Edges, rows: Rows) -> tuple[PerRow, PerRow, PerRow, PerRow]:
+        """Write the bands to ``rows``; return acceptance, divergence, price and gap."""
         self.write_rows(edges, rows)
         accepted = torch.minimum(self.p, rows).sum(-1)
         generated, spent = self.measure(rows)
@@ -112,14 +114,14 @@ class Geometry:
             share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
             # where p/q overflows, h = q: 0 there would cost ∞ if f(0) is ∞
             rows.copy_(torch.where(self.inside, rows, q + p * share[:, None]))
-        for ends, end in ((edges.lossless, q), (edges.whole, p)):
-            if bool(ends.any()):
-                rows[ends] = end[ends]
+        for at_end, end in ((edges.lossless, q), (edges.whole, p)):
+            if bool(at_end.any()):
+                rows[at_end] = end[at_end]
 
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
         """Return the f-divergence of rows h from q with the generator f, and D(h‖q)."""
         if self.inside is None and len(rows):
-            cost = _sum_of(self.q, self.generator.centred(rows / self.q))
+            cost = _row_products(self.q, self.generator.centred(rows / self.q))
             generated = cost.clamp_(min=0.0)  # a rounded sum may be negative
         else:
             generated = self.generator.value(rows, self.q)
@@ -143,13 +145,13 @@ class Geometry:
         if not bool(edges.lossless.any()):
             return price
         above = self.p > self.q
-        cut = (above if self.inside is None else above & self.inside).any(-1)
-        # the smaller one-sided slope at 1: mass is freed where h < q
+        can_rise = (above if self.inside is None else above & self.inside).any(-1)
+        # mass for tokens with q = 0 comes from tokens that fall below q: the slope of f below 1
         leak = 1 / (f.slope_at_infinity - f.slope_at_one + f.kink / 2)
-        none = torch.zeros_like(spent)
-        priced = kind.price_from_generator(torch.full_like(none, leak), none)
-        only_leak = torch.where((self.zero_mass > 0) & self.free, priced, none)
-        first = torch.where(cut, 1 / f.kink if f.kink else math.inf, only_leak)
+        zero = torch.zeros_like(spent)
+        price_of_leak = kind.price_from_generator(torch.full_like(zero, leak), zero)
+        only_leak = torch.where((self.zero_mass > 0) & self.free, price_of_leak, zero)
+        first = torch.where(can_rise, 1 / f.kink if f.kink else math.inf, only_leak)
         return torch.where(edges.lossless, first, price)
 
     def rejection(self, delta: PerRow) -> PerRow:
@@ -165,7 +167,7 @@ class Geometry:
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return the dual bound at λ = ``price``, (R,): no row of equal divergence accepts more.
 
-        At the edges themselves λ is 1/(f′(b) − f′(a)).
+        At the edges themselves λ is 1/(f′(b) − f′(a)). ``level`` is μ, and f is centred.
         """
         q, p, f = self.q, self.p, self.generator
         level = -price * f.centred_slope(edges.lower)
@@ -174,11 +176,12 @@ class Geometry:
             u[~self.inside] = 1.0  # q u and q f(u) are then 0 there, or nearly 0
         torch.minimum(torch.maximum(u, edges.lower[:, None], out=u), edges.upper[:, None], out=u)
         accepted = torch.minimum(p, q * u).sum(-1)
-        costs = price * _sum_of(q, f.centred(u)) + level * _sum_of(q, u)
+        costs = price * _row_products(q, f.centred(u)) + level * _row_products(q, u)
         return price * generated + level + accepted - costs
 
 
-def _sum_of(one: Rows, other: Rows) -> PerRow:
+def _row_products(one: Rows, other: Rows) -> PerRow:
+    """Return the scalar product of each row with the other row of the same number, (R,)."""
     return torch.bmm(one[:, None], other[..., None])[:, 0, 0]
 
 
@@ -196,8 +199,8 @@ class CeilingGeometry(Geometry):
 
     def price(self, edges: Edges, spent: PerRow) -> PerRow:
         """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b, which is 1 at h = q."""
-        cut = torch.where(self.p > edges.upper[:, None] * self.q, self.q, 0.0).sum(-1)
-        return self.divergence.ceiling_slope(edges.upper) * cut
+        mass_above = torch.where(self.p > edges.upper[:, None] * self.q, self.q, 0.0).sum(-1)
+        return self.divergence.ceiling_slope(edges.upper) * mass_above
 
     def rejection(self, delta: PerRow) -> PerRow:
         """Return the rejection probability Σ (p − c(δ) q)₊ plus ``lacking``, kept on the path."""

@@ -57,20 +57,22 @@ class LookAhead:
         # a row may round to an ulp above 1; entries below 0 are refused
         q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
         fixed, mass = self._fixed(q, ids, q_n)
-        rest, odds = (mass - q_n).clamp(min=0.0).log(), q_n.log()
+        log_rest, log_q_n = (mass - q_n).clamp(min=0.0).log(), q_n.log()
         unit, width = 1 / self.price, q_n.shape[1]
-        own = q.new_zeros(len(q), width + 1) if worth is None else worth
-        follows = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
+        row_worth = q.new_zeros(len(q), width + 1) if worth is None else worth
+        # this ln z reaches only entries beyond ``counts``
+        log_z = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
         raised = torch.zeros_like(q_n)
         for place in range(width - 1, -1, -1):
-            follows = torch.where(counts == place + 1, unit + own[:, place + 1], follows)
-            none, one, m = rest[:, place], odds[:, place], mass[:, place]
-            free = m * (one - none + follows).sigmoid()
-            before = m * (torch.logaddexp(none, one + follows) - m.log())
+            # the row after a path's last token is that of the bonus token
+            log_z = torch.where(counts == place + 1, unit + row_worth[:, place + 1], log_z)
+            others, drafted, m = log_rest[:, place], log_q_n[:, place], mass[:, place]
+            h_n = m * (drafted - others + log_z).sigmoid()
+            log_mean = m * (torch.logaddexp(others, drafted + log_z) - m.log())
             stays = q_n[:, place]
-            raised[:, place] = torch.where(fixed[:, place], stays, free)
-            before = torch.where(fixed[:, place], stays * follows, before)
-            follows = unit + own[:, place] + before
+            raised[:, place] = torch.where(fixed[:, place], stays, h_n)
+            log_mean = torch.where(fixed[:, place], stays * log_z, log_mean)
+            log_z = unit + row_worth[:, place] + log_mean
         return raised
 
     def _fixed(self, q: Tensor, ids: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +82,7 @@ class LookAhead:
         for token in self.boxes.ids:
             mass = torch.where(ids == token, mass, mass - q[..., token].double())
             fixed = fixed | ((ids == token) & (token in self.boxes.held))
-        if self.boxes.head:
+        if self.boxes.head:  # tokens off the head may not rise
             fixed = fixed | (q_n < self.boxes.head * q.amax(-1).double())
         return fixed, mass.clamp(min=LEAST)
 
@@ -90,15 +92,18 @@ class LookAhead:
         p: Float[Tensor, "*batch vocab"],
         raised: Float[Tensor, "*batch"],
     ) -> Float[Tensor, "*batch vocab"]:
-        """Return rows with mass ``raised`` on p's tokens, shared as in p, and the rest as in q."""
+        """Return rows with mass ``raised`` on p's tokens, shared as in p, and the rest as in q.
+
+        Tokens that must not fall keep their q, unless p has them.
+        """
         drafted, mass = p > 0, raised[..., None]
         stays = torch.zeros_like(drafted)
         stays[..., list(self.boxes.ids)] = True
         stays = stays & ~drafted
-        free = 1 - mass - torch.where(stays, q, 0.0).sum(-1, keepdim=True)
+        left = 1 - mass - torch.where(stays, q, 0.0).sum(-1, keepdim=True)
         rest = q.masked_fill(drafted | stays, 0.0)
         total = rest.sum(-1, keepdim=True)
-        scale = torch.where(total > 0, free / torch.where(total > 0, total, 1.0), 0.0)
+        scale = torch.where(total > 0, left / torch.where(total > 0, total, 1.0), 0.0)
         return torch.where(drafted, p * mass, torch.where(stays, q, rest * scale))
 
     def row(self, q: Row, token: int, raised: float, alive: float) -> NodeRow | None:

@@ -51,10 +51,11 @@ class _Entries(caching.IndexDataCacheFile):
 
     def load(self, key: Any) -> Any:
         with self._unless_broken():
-            if (kept := caching.IndexDataCacheFile.load(self, key)) is not None:
-                if sha256(kept[1] + repr(key).encode()).digest() != kept[0]:
+            if (signed := caching.IndexDataCacheFile.load(self, key)) is not None:
+                digest, entry = signed
+                if sha256(entry + repr(key).encode()).digest() != digest:
                     raise ValueError("an entry was changed")
-                return pickle.loads(kept[1])
+                return pickle.loads(entry)
 
     def save(self, key: Any, data: Any) -> None:
         with self._unless_broken():
@@ -162,17 +163,17 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
     """
     lower, upper, unit, boxes = band
     least, ids, _ = boxes
-    other = min(upper, unit)
+    off_head = min(upper, unit)
     for i in range(q.size):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        top, ratio = upper if q_i >= least else other, p_i / q_i
+        top, ratio = upper if q_i >= least else off_head, p_i / q_i
         ratio = ratio if ratio < top else top
         ratio = ratio if ratio > lower else lower
         out[i] = ratio / unit if q_i >= LEAST else 1.0
     for j in range(ids.size):
         i = ids[j] - start
         if 0 <= i < q.size and q[i] >= LEAST:
-            low, high = edges_of(lower, upper if q[i] >= least else other, unit, boxes, j)
+            low, high = edges_of(lower, upper if q[i] >= least else off_head, unit, boxes, j)
             out[i] = max(low, min(np.float64(p[i]) / np.float64(q[i]), high)) / unit
 
 
@@ -187,10 +188,10 @@ def write_quotients(
     outside = overlap = 0.0
     for i in range(q.size):
         ratio = h[i] / (np.float64(q[i]) / mass)
-        found = ratio < math.inf
-        out[i] = ratio if found else 1.0
-        outside += 0.0 if found else h[i]
-        overlap += 0.0 if found else min(np.float64(p[i]) / drafted, h[i])
+        finite = ratio < math.inf
+        out[i] = ratio if finite else 1.0
+        outside += 0.0 if finite else h[i]
+        overlap += 0.0 if finite else min(np.float64(p[i]) / drafted, h[i])
     return outside, overlap
 
 
@@ -252,15 +253,15 @@ def whole_charge(
     spent = accepted = raised = outside = 0.0
     for start in range(0, q.size, CHARGED):
         end = min(start + CHARGED, q.size)
-        own_q, own_p, ratio, cost = q[start:end], p[start:end], ratios[: end - start], costs
+        part_q, part_p, ratio, cost = q[start:end], p[start:end], ratios[: end - start], costs
         if h.size:
-            beyond = write_quotients(own_q, own_p, h[start:end], mass, drafted, ratio)
+            beyond = write_quotients(part_q, part_p, h[start:end], mass, drafted, ratio)
             outside += beyond[0]
             accepted += beyond[1]
         else:
-            write_ratios(own_q, own_p, band, start, ratio)
+            write_ratios(part_q, part_p, band, start, ratio)
         write_costs(ratio, kl, cost)
-        sums = charges_of(own_q, own_p, ratio, cost, mass, drafted, head)
+        sums = charges_of(part_q, part_p, ratio, cost, mass, drafted, head)
         spent += sums[0]
         accepted += sums[1]
         raised += sums[2]
@@ -275,26 +276,26 @@ def directions_of(
 
     h is the band of q and p, or ``h`` if that is not empty. Rows are divided by their sums.
     """
-    (mass, own), laws = sums_of(q, target), np.empty(min(CHARGED, q.size))
-    h_t = t_t = both = square = outside = 0.0
+    (mass, target_mass), laws = sums_of(q, target), np.empty(min(CHARGED, q.size))
+    h_log_t = t_log_t = h_times_t = t_squared = outside = 0.0
     for start in range(0, q.size, CHARGED):
         end = min(start + CHARGED, q.size)
-        own_q, own_t, law = q[start:end], target[start:end], laws[: end - start]
+        part_q, part_t, law = q[start:end], target[start:end], laws[: end - start]
         if h.size:
             law[:] = h[start:end]
         else:
-            write_ratios(own_q, p[start:end], band, start, law)
+            write_ratios(part_q, p[start:end], band, start, law)
             for i in range(law.size):
-                law[i] *= np.float64(own_q[i]) / mass
+                law[i] *= np.float64(part_q[i]) / mass
         for i in range(law.size):
-            h_i, t_i = law[i], np.float64(own_t[i]) / own
+            h_i, t_i = law[i], np.float64(part_t[i]) / target_mass
             log_t = log_of(t_i if t_i >= LEAST else LEAST)
-            h_t += h_i * log_t
-            t_t += t_i * log_t
-            both += h_i * t_i
-            square += t_i * t_i
+            h_log_t += h_i * log_t
+            t_log_t += t_i * log_t
+            h_times_t += h_i * t_i
+            t_squared += t_i * t_i
             outside += h_i if t_i == 0 else 0.0
-    return h_t, t_t, both, square, outside
+    return h_log_t, t_log_t, h_times_t, t_squared, outside
 
 
 @compiled

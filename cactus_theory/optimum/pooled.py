@@ -172,12 +172,15 @@ def pooled_frontier(
     curve = [_point(geometry, math.inf), _point(geometry, 0.0)]
     while len(curve) < count and curve[0].acceptance < curve[-1].acceptance:
         gaps = [after.acceptance - before.acceptance for before, after in pairwise(curve)]
-        at = gaps.index(max(gaps)) + 1
-        curve.insert(at, _point(geometry, _between(curve[at - 1], curve[at])))
+        place = gaps.index(max(gaps)) + 1
+        curve.insert(place, _point(geometry, _between(curve[place - 1], curve[place])))
         if on_point is not None:
             on_point(len(curve))
-    rows = [(at.divergence, at.acceptance, at.price, _bound(geometry, at)) for at in curve]
-    columns = torch.tensor(rows, dtype=torch.float64, device="cpu").T.contiguous()
+    fields = [
+        (point.divergence, point.acceptance, point.price, _bound(geometry, point))
+        for point in curve
+    ]
+    columns = torch.tensor(fields, dtype=torch.float64, device="cpu").T.contiguous()
     return PooledFrontier(*(tensors.scalar_like(column, target_probs) for column in columns))
 
 
@@ -224,18 +227,21 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
         return whole
     if excess(strict) >= -close:
         return strict
-    seen = [strict]
+    tried = [strict]
 
     def lack(price: float) -> float:
         """Return ln(gain asked for / gain at this price), nearly linear in ln λ."""
-        seen.append(_point(geometry, price))
-        gained = excess(seen[-1]) - excess(strict)
-        if abs(excess(seen[-1])) <= close:
+        tried.append(_point(geometry, price))
+        gained = excess(tried[-1]) - excess(strict)
+        if abs(excess(tried[-1])) <= close:
             return 0.0
         return math.log(-excess(strict) / gained) if gained > 0 else math.inf
 
-    rising_root(lack, LEAST_PRICE, LARGEST_PRICE, 1.0, SETTLED, 1.0)
-    return min((point for point in seen if excess(point) <= close), key=lambda point: point.price)
+    # only the points that the search tries are used, not the root
+    rising_root(
+        lack, low=LEAST_PRICE, high=LARGEST_PRICE, start=1.0, settled=SETTLED, steepness=1.0
+    )
+    return min((point for point in tried if excess(point) <= close), key=lambda point: point.price)
 
 
 def _between(left: _Point, right: _Point) -> float:
@@ -252,6 +258,7 @@ def _bound(geometry: Geometry, point: _Point) -> float:
     f, edges = geometry.generator, point.bands.edges
     # the best u is ρ kept between a and the b with f′(b) − f′(a) = 1/λ
     edges = replace(edges, upper=f.ratio_at(f.slope(edges.lower) + 1 / point.price))
+    # the bounds of rows that spend nothing; λδ is added below
     spent = torch.zeros_like(edges.lower)
     bounds = [
         geometry.of_rows(at).bound(edges.of_rows(at), spent[at], point.price)

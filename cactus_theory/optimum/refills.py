@@ -26,12 +26,14 @@ def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None
     tokens have a part in all terms or in none; for others bisection finds the number of terms.
     """
     count, most, least = scale.size, scale[0], scale[-1]
+    # q and p of the tokens with a part in the first n terms and in no later term, by n
     mass, drafted = np.zeros(count + 1), np.zeros(count + 1)
     beyond = lost = 0.0
     for i in range(q.size):  # tokens with a part in all terms
         beyond += q[i] if least * q[i] > p[i] else 0.0
         lost += p[i] if least * q[i] > p[i] else 0.0
     mass[count], drafted[count] = beyond, lost
+    # tokens with a part in some terms: a token that does not count is overwritten by the next
     others, number = np.empty(q.size + 1, np.int32), 0
     for i in range(q.size):
         others[number] = i
@@ -48,8 +50,9 @@ def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None
         above[place] = low
         mass[low] += q[i]
         drafted[low] += p[i]
+    # sums over the first n terms: of R/Z in ``weight``, of s R/Z in ``scaled``
     weight, scaled = np.zeros(count + 1), np.zeros(count + 1)
-    beyond = lost = 0.0
+    beyond = lost = 0.0  # q and p of the tokens with a part in term n
     for n in range(count - 1, -1, -1):
         beyond += mass[n + 1]
         lost += drafted[n + 1]

@@ -121,10 +121,10 @@ def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
 
     ∞ if no sum does.
     """
-    dear, order = lost.sort(-1)
-    cut = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)
-    found = dear.gather(-1, cut.clamp(max=lost.shape[-1] - 1))
-    return torch.where(cut < lost.shape[-1], found, math.inf)
+    by_loss, order = lost.sort(-1)
+    count = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)  # fit in
+    following = by_loss.gather(-1, count.clamp(max=lost.shape[-1] - 1))
+    return torch.where(count < lost.shape[-1], following, math.inf)
 
 
 def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
@@ -161,10 +161,12 @@ def kept_within(
     if amounts is None:
         amounts = torch.where(drafted > 0, drafted * lost, 0.0)
     marginal = marginal_loss(lost, amounts, room)
-    free, tied = lost < marginal, (lost == marginal) & (lost < math.inf)
-    left, due = (torch.where(among, amounts, 0.0).sum(-1, keepdim=True) for among in (free, tied))
-    share = torch.where(marginal > 0, (room - left) / due, 1.0).clamp(0.0, 1.0)
-    return 1 / marginal, torch.where(free, drafted, torch.where(tied, share * drafted, 0.0))
+    cheaper, tied = lost < marginal, (lost == marginal) & (lost < math.inf)
+    spent, due = (
+        torch.where(tokens, amounts, 0.0).sum(-1, keepdim=True) for tokens in (cheaper, tied)
+    )
+    share = torch.where(marginal > 0, (room - spent) / due, 1.0).clamp(0.0, 1.0)
+    return 1 / marginal, torch.where(cheaper, drafted, torch.where(tied, share * drafted, 0.0))
 
 
 def completed(kept: Rows, q: Rows) -> Rows:
@@ -239,7 +241,9 @@ class RegretPath(LookAhead):
         cost = torch.where(best, 0.0, (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf))
         ahead, kept = [0.0] * (len(nodes) + 1), [-1] * (len(nodes) + 1)
         for place in range(len(nodes) - 1, -1, -1):
+            # the drafted token ``place`` makes the node ``place`` + 1, a child of ``node``
             gain, node = 1 + ahead[place + 1] - float(cost[place]), above[place]
+            # a child worth just as much as no child is kept, too
             if gain > ahead[node] or (gain == ahead[node] and kept[node] < 0):
                 ahead[node], kept[node] = gain, ids[place]
         return kept
@@ -263,16 +267,16 @@ class OneTokenRow(NodeRow):
         super().__init__(alive)
         self.kept, self.scale, self.best = kept, 0.0, int(q.argmax())
         self.token = token if kept else self.best
-        self.least, self.chance = (float(q[own]) for own in (self.token, self.best))
+        self.q_token, self.chance = float(q[self.token]), float(q[self.best])
 
     @property
     def charge(self) -> Charge:
         """Return the token's regret in nats, the acceptance, and the mass raised off the head."""
         lost = 0.0
         if self.token != self.best:
-            lost = math.log(self.chance) - math.log(self.least) if self.least else math.inf
-        off = 1 - self.least if self.least < HEAD * self.chance else 0.0
-        return Charge(lost, float(self.kept), off)
+            lost = math.log(self.chance) - math.log(self.q_token) if self.q_token else math.inf
+        off_head = 1 - self.q_token if self.q_token < HEAD * self.chance else 0.0
+        return Charge(spent=lost, accepted=float(self.kept), raised=off_head)
 
     def upper_exceeds(self, threshold: float) -> bool:
         """Return False: there is nothing to solve."""
@@ -289,7 +293,7 @@ class OneTokenRow(NodeRow):
     @property
     def levels(self) -> dict[int, float]:
         """Return P/q of the emitted token, by its id."""
-        return {self.token: self.alive / self.least} if self.least else {}
+        return {self.token: self.alive / self.q_token} if self.q_token else {}
 
     def law_at(self, token: int, q: Any, p: Any) -> float:
         """Return 1 for the emitted token, else 0."""

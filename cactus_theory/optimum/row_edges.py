@@ -36,7 +36,7 @@ MOST_STEPS = 80
 @compiled
 def slope_of(c: float, a: float, t: float) -> float:
     """Return f′(t) − f′(1), also at t = 0."""
-    if a != a:
+    if a != a:  # Jensen-Shannon
         return (math.log(2.0) - math.log1p(1 / t)) / 2
     if a == 1:
         return c * math.log(t)
@@ -46,7 +46,7 @@ def slope_of(c: float, a: float, t: float) -> float:
 @compiled
 def value_of(c: float, a: float, t: float) -> float:
     """Return f(t) − f′(1)(t − 1) at t > 0."""
-    if a != a:
+    if a != a:  # Jensen-Shannon
         half = (t - 1) / 2
         return -(t * math.log1p(-half / t) + math.log1p(half)) / 2
     log = math.log(t)
@@ -60,7 +60,7 @@ def value_of(c: float, a: float, t: float) -> float:
 @compiled
 def lower_of(c: float, a: float, step: float, upper: float) -> float:
     """Return t with f′(``upper``) − f′(t) = ``step``, or 0 if f′ does not fall that far."""
-    if a != a:
+    if a != a:  # Jensen-Shannon
         share = (1 / (1 + 1 / upper)) * math.exp(-step / c)
         return share / (1 - share)
     if a == 1:
@@ -74,7 +74,7 @@ def fall_of(a: float, upper: float, lower: float) -> float:
     """Return f″(upper)/f″(lower): how fast the lower edge moves with the upper edge at a price."""
     if lower == 0:
         return 0.0
-    if a != a:
+    if a != a:  # Jensen-Shannon
         return lower * (1 + lower) / (upper * (1 + upper))
     return (upper / lower) ** (a - 2)
 
@@ -86,7 +86,8 @@ def clipped_sums(
     """Return Σ clip(p, Aq, Uq), and the mass of q above and below the band, its slopes in U, A."""
     least, ids, _ = boxes
     total = above = below = 0.0
-    other = min(upper, unit)
+    off_head = min(upper, unit)
+    # no head, and an upper edge at which a denormal q has no weight: q needs no test
     plain = least == 0 and upper < PLAIN
     for i in range(q.size if plain else 0):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
@@ -99,17 +100,17 @@ def clipped_sums(
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
         q_i = q_i if q_i >= LEAST else 0.0
         on = q_i >= least
-        top, bottom = (upper if on else other) * q_i, lower * q_i
+        top, bottom = (upper if on else off_head) * q_i, lower * q_i
         value = top if top < p_i else p_i
         total += value if value > bottom else bottom
         above += q_i if (on and top < p_i) else 0.0
         below += q_i if p_i < bottom else 0.0
-    for j in range(ids.size):  # corrections for tokens with boxes
+    for j in range(ids.size):  # tokens with boxes: take the sums above back, add their own
         q_i, p_i = np.float64(q[ids[j]]), np.float64(p[ids[j]])
         if q_i < LEAST:
             continue
         on = q_i >= least
-        most = upper if on else other
+        most = upper if on else off_head
         low, high = edges_of(lower, most, unit, boxes, j)
         total += max(low * q_i, min(p_i, high * q_i)) - max(lower * q_i, min(p_i, most * q_i))
         above += q_i if (on and high == upper and high * q_i < p_i) else 0.0
@@ -145,6 +146,7 @@ def bracket_at_price(
         drafted = mass
     unit, goal = alive * drafted / mass, alive * drafted
     low, high = unit * (1 - 1e-9), highest * unit * (1 + 1e-9)
+    # a pass at the threshold may decide the coin; else start in the bracket's geometric middle
     upper = threshold
     if not low < upper < high:
         upper = math.sqrt(low) * math.sqrt(min(high, max(MOST, unit)))
@@ -168,14 +170,14 @@ def edges_at_price(
     c, a = curve
     settled = SETTLED if q.itemsize == 8 else COARSE
     unit, goal, low, high, upper, furthest = bracket_at_price(q, p, alive, highest, threshold)
-    tried, slow, before = False, False, math.inf
+    end_tried, was_slow, excess_before = False, False, math.inf
     for _ in range(MOST_STEPS):
         lower = unit * lower_of(c, a, step, upper / unit)
         total, above, below = clipped_sums(q, p, lower, min(upper, MOST), unit, boxes)
         excess = total - goal
         if excess < 0 and upper >= threshold:
             return math.inf, lower, unit
-        if excess == 0 or not (excess == excess):
+        if excess == 0 or not (excess == excess):  # or NaN
             break
         low, high = (upper, high) if excess < 0 else (low, upper)
         if excess < 0 and above == 0:  # nothing is cut: A alone rises, up to P
@@ -186,12 +188,12 @@ def edges_at_price(
         if abs(following - upper) <= settled * upper and following < furthest * (1 - 2 * settled):
             upper = min(max(following, low), high)  # found; later bracket steps would undo it
             break
-        lame = abs(excess) > before / 2
-        if not low < following < high or (lame and slow):
+        slow = abs(excess) > excess_before / 2
+        if not low < following < high or (slow and was_slow):
             following = math.sqrt(low) * math.sqrt(high)
-        if excess < 0 and following > furthest * (1 - 2 * settled) and not tried:
-            following, tried = furthest, True  # here the test above sees whether A rises alone
-        slow, before = lame and not slow, abs(excess)
+        if excess < 0 and following > furthest * (1 - 2 * settled) and not end_tried:
+            following, end_tried = furthest, True  # here the test above sees whether A rises alone
+        was_slow, excess_before = slow and not was_slow, abs(excess)
         moved = abs(following - upper)
         upper = following
         if moved <= settled * upper:
@@ -243,6 +245,7 @@ def edges_within(
     p/q over the row's unit, ``free`` are no boxes.
     """
     c, a = curve
+    # ``inside`` is the D of p from tokens with q > 0, ``outside`` the p of tokens with q = 0
     mass, outside, inside = drafted / unit, 0.0, 0.0
     for i in range(q.size):
         inside += cost[i]
@@ -260,28 +263,28 @@ def edges_within(
             spent += q_low / mass * value_of(c, a, lower / unit)
         if spent <= delta:
             return math.inf, lower, True
-    width = WIDTH * math.sqrt(2 * delta / (c if a == a else 0.25))
+    width = WIDTH * math.sqrt(2 * delta / (c if a == a else 0.25))  # f″(1) is c, or ¼
     upper = unit * max(1.0, min(math.exp(width), ends[1] ** SHARE))
     lower = unit * min(1.0, max(math.exp(-width / 2), ends[0] ** SHARE))
-    for place in range(MOST_STEPS):
+    for step in range(MOST_STEPS):
         q_low, p_low, c_low, q_high, p_high, c_high = outer_sums(q, p, cost, lower, upper)
-        high, low = upper / unit, lower / unit
-        excess = (q_high * value_of(c, a, high) - c_high) / mass
-        excess += inside - delta + (q_low * value_of(c, a, low) - c_low) / mass
+        ratio_high, ratio_low = upper / unit, lower / unit
+        excess = (q_high * value_of(c, a, ratio_high) - c_high) / mass
+        excess += inside - delta + (q_low * value_of(c, a, ratio_low) - c_low) / mass
         risen = (lower * q_low - p_low) / drafted
         cut = (outside + p_high - upper * q_high) / drafted
         close = abs(excess) + abs(risen - cut) <= CLOSE * (1 + delta)
-        up, down, mean = slope_of(c, a, high), slope_of(c, a, low), (risen + cut) / 2
+        up, down, mean = slope_of(c, a, ratio_high), slope_of(c, a, ratio_low), (risen + cut) / 2
         rejection = (excess - down * risen + up * cut) / (up - down) if up > down else 0.0
         if not rejection > 0.05 * mean:  # at the start both slopes are 0
             rejection = 0.3 * mean
         new_low = lower + (rejection - risen) * drafted / q_low if q_low > 0 else lower / 2
         new_high = upper + (cut - rejection) * drafted / q_high if q_high > 0 else upper
         # no edge moves beyond half of the way to 1, in logarithms
-        new_low = min(new_low, math.sqrt(low) * unit) if new_low > 0 else lower / 2
-        new_high = max(new_high, math.sqrt(high) * unit)
+        new_low = min(new_low, math.sqrt(ratio_low) * unit) if new_low > 0 else lower / 2
+        new_high = max(new_high, math.sqrt(ratio_high) * unit)
         tiny = abs(new_low - lower) <= POLISH * lower and abs(new_high - upper) <= POLISH * upper
-        if place >= UNDAMPED and place % 2 == 0 and not tiny:
+        if step >= UNDAMPED and step % 2 == 0 and not tiny:
             new_low, new_high = (new_low + lower) / 2, (new_high + upper) / 2
         if close and not tiny:
             return upper, lower, True

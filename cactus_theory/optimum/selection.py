@@ -155,21 +155,22 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
     """
     most = np.zeros_like(q) if sampled is None else sampled.copy()
     compiled, rows = loops(), (q, q if sampled is None else sampled)
-    mass, whole = map(np.sum, rows) if compiled is None else compiled.sums_of(*rows)
+    mass, goal = map(np.sum, rows) if compiled is None else compiled.sums_of(*rows)
     most[deterministic] = np.inf
-    level, before = float(whole / mass), np.inf
+    # ``level`` is c; ``rising`` is the q of the tokens not cut, the slope of the sum in c
+    level, rising_before = float(goal / mass), np.inf
     while True:
         if compiled is None:
             law = np.minimum(most, level * q)
-            total, cut = float(law.sum()), float(q[law < most].sum())
-        else:
-            total, cut, _ = compiled.clipped_sums(q, most, 0.0, level, 1.0, FREE)
-        if not 0 < cut < before:
+            total, rising = float(law.sum()), float(q[law < most].sum())
+        else:  # a band with the edges 0 and c
+            total, rising, _ = compiled.clipped_sums(q, most, 0.0, level, 1.0, FREE)
+        if not 0 < rising < rising_before:
             break
-        level, before = min(level + max(whole - total, 0.0) / cut, LARGEST), cut
+        level, rising_before = min(level + max(goal - total, 0.0) / rising, LARGEST), rising
     np.minimum(law := level * q, most, out=law)
     if q[deterministic].max() < 1 / LARGEST:  # deterministic tokens get the mass that is left over
-        law[deterministic] = max(whole - float(law.sum()), 0.0) / len(deterministic)
+        law[deterministic] = max(goal - float(law.sum()), 0.0) / len(deterministic)
     return law
 
 
@@ -180,6 +181,7 @@ def _independent_drafts(q: Row, p: Row, k: int) -> Row:
     """
     with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
         ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
+        # ``law`` is in this order until the end; tokens with q = 0 have no ratio to pool
         order = np.argsort(ratio, kind="stable")
         law = _increments(p[order], k)
         support = q[order] > 0
@@ -198,24 +200,29 @@ def _pooled(mass: Row, weight: Row) -> Row:
     ratio = mass / weight
     if (ratio[1:] >= ratio[:-1]).all():
         return mass
-    pools: list[tuple[float, float, int]] = []
-    for one, share in zip(mass.tolist(), weight.tolist(), strict=True):
+    pools: list[tuple[float, float, int]] = []  # mass, weight and number of entries
+    for pool_mass, pool_weight in zip(mass.tolist(), weight.tolist(), strict=True):
         size = 1
-        while pools and pools[-1][0] * share >= one * pools[-1][1]:
-            before, part, count = pools.pop()
-            one, share, size = one + before, share + part, size + count
-        pools.append((one, share, size))
-    total, shared, sizes = (np.array(part) for part in zip(*pools, strict=True))
-    total, shared = (np.repeat(part, sizes.astype(np.int64)) for part in (total, shared))
-    return total * (weight / shared)
+        # compare the ratios without a division
+        while pools and pools[-1][0] * pool_weight >= pool_mass * pools[-1][1]:
+            last_mass, last_weight, last_size = pools.pop()
+            pool_mass, pool_weight = pool_mass + last_mass, pool_weight + last_weight
+            size += last_size
+        pools.append((pool_mass, pool_weight, size))
+    masses, weights, sizes = (np.array(column) for column in zip(*pools, strict=True))
+    masses, weights = (np.repeat(column, sizes.astype(np.int64)) for column in (masses, weights))
+    return masses * (weight / weights)
 
 
 def _increments(p: Row, k: int) -> Row:
-    """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ; S_i is the mass from i on."""
-    left = p + np.append(np.cumsum(p[:0:-1])[::-1], 0.0)
-    share = np.divide(p, left, out=np.zeros_like(p), where=left > 0)
-    before = np.append(0.0, np.cumsum(p[:-1]))
+    """Return the increments S_iᵏ − S_{i+1}ᵏ of 1 − (1 − p(A))ᵏ; S_i is the mass from i on.
+
+    They are computed as −e^{k ln S_i}·expm1(k ln(1 − p_i/S_i)), which keeps their digits.
+    """
+    mass_on = p + np.append(np.cumsum(p[:0:-1])[::-1], 0.0)  # S_i
+    share = np.divide(p, mass_on, out=np.zeros_like(p), where=mass_on > 0)
+    before = np.append(0.0, np.cumsum(p[:-1]))  # 1 − S_i
     with np.errstate(divide="ignore"):  # the last token takes all: log 0
         # near 1 the logarithm needs the digits of the missing mass, multiplied by k
-        logs = np.where(before < 0.5, np.log1p(-np.minimum(before, 0.5)), np.log(left))
+        logs = np.where(before < 0.5, np.log1p(-np.minimum(before, 0.5)), np.log(mass_on))
         return -np.exp(k * logs) * np.expm1(k * np.log1p(-np.minimum(share, 1.0)))

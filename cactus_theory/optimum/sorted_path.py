@@ -62,15 +62,18 @@ class Path:
         self.ratio, order = torch.where(inside, ratio, 1.0).sort(-1)
         q_sorted, p_sorted = q_in.gather(-1, order), p_in.gather(-1, order)
         zero = torch.zeros_like(self.zero_mass)[:, None]
+        # the masses of the first i tokens, and of the tokens from i on
         self.q_below = torch.cat([zero, q_sorted.cumsum(-1)], -1)
         self.p_below = torch.cat([zero, p_sorted.cumsum(-1)], -1)
         self.q_above = torch.cat([_tail_sums(q_sorted), zero], -1)
         self.p_above = torch.cat([_tail_sums(p_sorted), zero], -1)
         gap = self.ratio.diff(dim=-1)
+        # Σ(aq − p)₊ at a = ratio i
         self.fill = torch.cat([zero, (gap * self.q_below[:, 1:-1]).cumsum(-1)], -1)
-        # summed from the largest ratio down, so that the table rises
+        # Σ(p − bq)₊ at the ratios b, from the largest ratio down, so that the table rises
         self.excess = torch.cat([zero, (gap * self.q_above[:, 1:-1]).flip(-1).cumsum(-1)], -1)
         terms = torch.where(q_sorted > 0, q_sorted * f.centred(self.ratio), 0.0)
+        # q f(p/q) over the first i tokens with ratios above 1, and over those below 1 from i on
         over = self.ratio > 1
         self.cost_over = torch.cat([zero, torch.where(over, terms, 0.0).cumsum(-1)], -1)
         self.cost_under = torch.cat([_tail_sums(torch.where(over, 0.0, terms)), zero], -1)

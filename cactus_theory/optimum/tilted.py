@@ -106,7 +106,7 @@ def tilted_acceptance(
     target, draft = tensors.checked_rows(target_probs, draft_probs, normalise)
     batch, like = target.shape[:-1], dict[str, Any](dtype=torch.float64, device=target.device)
     try:
-        own = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
+        worths = torch.as_tensor(worth, **like).expand(target.shape).reshape(-1, target.shape[-1])
     except (RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"worth: must be numbers that broadcast to the rows; got {error}"
@@ -116,7 +116,7 @@ def tilted_acceptance(
                for name, (value, *ends) in limits.items()]  # fmt: skip
 
     def solved(at: slice, q: Tensor, p: Tensor) -> tuple[Tensor, ...]:
-        rows, *scalars = _solved(q, p, own[at], *(amount[at] for amount in amounts))
+        rows, *scalars = _solved(q, p, worths[at], *(amount[at] for amount in amounts))
         return rows.to(target.dtype), *scalars
 
     parts = ((at, solved(at, *rows)) for at, rows in in_parts(target, draft))
@@ -146,20 +146,17 @@ def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tupl
     lost = torch.where(q > 0, top - worth, 0.0)
     unit = lost.amax(-1, keepdim=True)
     unit = torch.where(unit > 0, unit, 1.0)
-    mean, worth, least = (
-        worth.where(q > 0, 0.0),
-        -lost / unit,
-        ((least[:, None] - top) / unit)[:, 0],
-    )
-    given = q, p, worth, delta, least
-    rows, columns = _about(torch.zeros_like(delta), *given)
+    unscaled = worth.where(q > 0, 0.0)
+    worth, least = -lost / unit, ((least[:, None] - top) / unit)[:, 0]
+    program = q, p, worth, delta, least
+    rows, columns = _about(torch.zeros_like(delta), *program)
     short = (rows * worth).sum(-1) < least - ROUNDING * (1 + least.abs())
     for solve in (_by_worth_alone, _by_both):
         if bool(short.any()):
-            rows[short], columns[:, short] = solve(*(part[short] for part in given))
-            short = short & ~(columns[1] <= delta * (1 + ROUNDING))
+            rows[short], columns[:, short] = solve(*(part[short] for part in program))
+            short = short & ~(columns[1] <= delta * (1 + ROUNDING))  # columns[1] are the nats
     accepted, spent, tilt, price, gap = columns
-    return rows, accepted, spent, (rows * mean).sum(-1), tilt / unit[:, 0], price, gap
+    return rows, accepted, spent, (rows * unscaled).sum(-1), tilt / unit[:, 0], price, gap
 
 
 def _about(
@@ -193,45 +190,47 @@ def _by_worth_alone(
     kept, room = torch.where(q > 0, p, 0.0), top - least[:, None]
     marginal = marginal_loss(lost, kept * lost, room)
     rate = 1 / marginal
+    # the dual bound Σ p (1 − rate·lost)₊ + rate·room, which holds at any rate ≥ 0
     bound = ((kept * (1 - rate * lost).clamp(min=0.0)).sum(-1, keepdim=True) + rate * room)[:, 0]
-    rows, tied, first = torch.where(lost < marginal, kept, 0.0), lost == marginal, lost == 0
+    rows, tied, best = torch.where(lost < marginal, kept, 0.0), lost == marginal, lost == 0
     left = (room - (rows * lost).sum(-1, keepdim=True)) / marginal
     rows = torch.where(tied, _shared(q, kept, tied, left.clamp(min=0.0), torch.minimum), rows)
-    rest = 1 - torch.where(first, 0.0, rows).sum(-1, keepdim=True)
-    rows = torch.where(first, _shared(q, kept, first, rest, torch.maximum), rows)
-    accepted, none = torch.minimum(p, rows).sum(-1), torch.zeros_like(delta)
+    rest = 1 - torch.where(best, 0.0, rows).sum(-1, keepdim=True)
+    rows = torch.where(best, _shared(q, kept, best, rest, torch.maximum), rows)
+    accepted, zero = torch.minimum(p, rows).sum(-1), torch.zeros_like(delta)
     spent = KL.value(rows, q).clamp(min=0.0)
-    return rows, torch.stack([accepted, spent, none + math.inf, none, bound - accepted])
+    return rows, torch.stack([accepted, spent, zero + math.inf, zero, bound - accepted])
 
 
-def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, closer: Any) -> Rows:
-    """Return the row min(p, s q), or max(p, s q), with the given mass on the tokens ``among``."""
-    own_q, own_p = (torch.where(among, row, 0.0) for row in (q, p))
+def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, limit: Any) -> Rows:
+    """Return the row ``limit``(p, s q), a minimum or maximum, with ``mass`` on tokens ``among``."""
+    q, p = (torch.where(among, row, 0.0) for row in (q, p))
 
-    def of_level(level: PerRow) -> tuple[PerRow, PerRow]:
-        return closer(own_p, level[:, None] * own_q).sum(-1), level + math.nan
+    def mass_at(level: PerRow) -> tuple[PerRow, PerRow]:
+        return limit(p, level[:, None] * q).sum(-1), level + math.nan
 
     low = torch.zeros_like(mass[:, 0])
-    high = low + 1 / own_q.where(own_q > 0, math.inf).amin(-1)
-    level = convex_root(of_level, high, low, mass[:, 0])
-    rows = closer(own_p, level[:, None] * own_q)
+    high = low + 1 / q.where(q > 0, math.inf).amin(-1)  # here s q ≥ 1 wherever q > 0
+    level = convex_root(mass_at, over=high, under=low, budget=mass[:, 0])
+    rows = limit(p, level[:, None] * q)
     return rows * (mass / rows.sum(-1, keepdim=True)).nan_to_num(nan=1.0, posinf=1.0)
 
 
 def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Rows, Tensor]:
     """Return the rows of :func:`_about` at the θ at which their worth is the least allowed."""
-    none, given = torch.zeros_like(delta), (q, p, worth, delta, least)
+    zero, program = torch.zeros_like(delta), (q, p, worth, delta, least)
 
     def short_of(mean: PerRow) -> tuple[PerRow, PerRow]:
-        return least - mean, none + math.nan
+        return least - mean, zero + math.nan
 
     def of_target(tilt: PerRow) -> tuple[PerRow, PerRow]:
         return short_of((tilted_rows(q, worth, tilt)[0] * worth).sum(-1))
 
     def of_row(tilt: PerRow) -> tuple[PerRow, PerRow]:
-        return short_of((_about(tilt, *given)[0] * worth).sum(-1))
+        return short_of((_about(tilt, *program)[0] * worth).sum(-1))
 
-    cheapest = convex_root(of_target, none, _beyond(of_target, worth, none), none)
+    # of all rows with the least worth, q^θ at this θ has the least KL
+    cheapest = convex_root(of_target, over=zero, under=_beyond(of_target, worth, zero), budget=zero)
     log_z = tilted_rows(q, worth, cheapest)[1]
     missing = cheapest * least - log_z - delta
     if bool((missing > ROUNDING * (1 + delta)).any()):
@@ -239,13 +238,13 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
         takes = f"takes {float(delta[row] + missing[row]):.6g} nats or more"
         takes = "is above that of every token" if least[row] > 0 else takes
         raise ValueError(f"delta, at_least: a row must exist within both; got a worth that {takes}")
-    tilt = convex_root(of_row, none, _beyond(of_row, worth, none), none)
-    return _about(tilt, *given)
+    tilt = convex_root(of_row, over=zero, under=_beyond(of_row, worth, zero), budget=zero)
+    return _about(tilt, *program)
 
 
-def _beyond(short: Any, worth: Rows, none: PerRow) -> PerRow:
+def _beyond(short: Any, worth: Rows, zero: PerRow) -> PerRow:
     """Return a θ for each row at which its worth is reached, if float64 has such a θ."""
-    tilt = none + 1 / worth.std(-1, correction=0).clamp(min=1e-300)
+    tilt = zero + 1 / worth.std(-1, correction=0).clamp(min=1e-300)
     for _ in range(MOST_FACTORS):
         lacking = short(tilt)[0] > 0
         if not bool(lacking.any()):

@@ -139,6 +139,7 @@ class PerProposal(Entrywise):
         inner = (q_n > 0) & (q_n < 1)
         if not q_n.is_cuda and bool(inner.all()):  # no limits to handle, so fewer passes
             return torch.maximum(self.raised(q_n), q_n).clamp_(max=1.0)
+        # ½ stands for entries that are not passed on
         raised = self.raised(torch.where(inner, q_n, 0.5))
         return torch.where(inner, torch.maximum(raised, q_n).clamp(max=1.0), q_n)
 
@@ -168,6 +169,7 @@ class PerProposal(Entrywise):
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
         gamma = self.gamma(q)
         law = torch.minimum(p, gamma).contiguous()
+        # the compiled loop has the formula of ``scale`` above, not that of a subclass
         if q.device.type != "cpu" or loops() is None or type(self).scale is not PerProposal.scale:
             law += self._refilled_sorted(q, p, gamma)
         else:

@@ -183,8 +183,8 @@ def _entropy(q: Rows) -> Float[Tensor, "*batch 1"]:
     """Return H(q) of rows in nats, float64."""
     if not q.is_cuda and q.numel() and q.dtype in DECIDED and (compiled := loops()) is not None:
         rows = ungraphed(q).reshape(-1, q.shape[-1]).numpy()
-        found = [compiled.entropy_of(row) for row in rows]
-        return torch.tensor(found, dtype=torch.float64, device="cpu").view(*q.shape[:-1], 1)
+        entropies = [compiled.entropy_of(row) for row in rows]
+        return torch.tensor(entropies, dtype=torch.float64, device="cpu").view(*q.shape[:-1], 1)
     q = q.double()
     logs = log_in_place(q.clamp(min=torch.finfo(q.dtype).tiny))  # 0·ln 0 is 0
     return -logs.mul_(q).sum(-1, keepdim=True)

@@ -90,8 +90,8 @@ class Band(Tilted, FixedTarget):
         if EOS not in self.floor + self.hold:
             return self
         ends = tuple(token_ids)
-        own = {name: _token_ids(name, getattr(self, name), ends) for name in ("floor", "hold")}
-        return replace(self, **{name: "+".join(map(str, ids)) for name, ids in own.items()})
+        knobs = {name: _token_ids(name, getattr(self, name), ends) for name in ("floor", "hold")}
+        return replace(self, **{name: "+".join(map(str, ids)) for name, ids in knobs.items()})
 
     @cached_property
     def boxes(self) -> Boxes:
@@ -147,8 +147,8 @@ class Band(Tilted, FixedTarget):
         """
         if not self.between:
             return super().bounds(q_n, p_n)
-        ratio, most = (q_n / p_n).nan_to_num(nan=0.0), self.highest
-        raised = ratio * most if most < math.inf else torch.where(ratio > 0, most, 0.0)
+        ratio, highest = (q_n / p_n).nan_to_num(nan=0.0), self.highest
+        raised = ratio * highest if highest < math.inf else torch.where(ratio > 0, highest, 0.0)
         if self.of_path:
             return ratio, raised
         least = torch.where(p_n > 0, ratio.clamp(max=1.0), ratio)  # p = 0: accepted, as in a block
@@ -160,7 +160,7 @@ class Band(Tilted, FixedTarget):
             return None
         row = self.bands.row(q, p, alive if self.of_path else 1.0)
         if row is not None and not self.of_path:
-            row.factor = alive
+            row.factor = alive  # the row is solved for P = 1: g is P times that row
         return row
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
@@ -169,8 +169,8 @@ class Band(Tilted, FixedTarget):
         If the path has ``raised``, the drafted tokens have these h_n.
         """
         if not self.between:
-            own = p if path is None or not self.of_path else p / path.alive[..., None]
-            return self._boxed_about(q, own)
+            drafted = p if path is None or not self.of_path else p / path.alive[..., None]
+            return self._boxed_about(q, drafted)
         if path is None or not self.of_path:
             return self.bands.laws(q, p)
         if path.raised is not None and self.look_ahead is not None:
@@ -183,11 +183,12 @@ class Band(Tilted, FixedTarget):
 
     def _boxed_about(self, q: Rows, p: Rows) -> Rows:
         """Return the rows with a tilt and boxes. With p = 0 they are the rows without a draft."""
-        own, drafted = (rows.detach().reshape(-1, rows.shape[-1]).double() for rows in (q, p))
-        own, price = normalised(own), self.price
+        flat, drafted = (rows.detach().reshape(-1, rows.shape[-1]).double() for rows in (q, p))
+        flat, price = normalised(flat), self.price
         assert price is not None  # the only knob that goes with a tilt
+        # f′(b) − f′(a) is 1/price; the price may be 0 or ∞
         step = 0.0 if price == math.inf else math.inf if price == 0 else 1 / price
-        h = boxed_about(colder(own, self.tilt), own, drafted, self.boxes, step)
+        h = boxed_about(colder(flat, self.tilt), flat, drafted, self.boxes, step)
         return h.div_(h.sum(-1, keepdim=True)).reshape(q.shape)
 
     @property
@@ -201,9 +202,10 @@ class Band(Tilted, FixedTarget):
         facts: Any = {"between": True, "at_least_speculative": True, "continuous": not self.head}
         facts |= {"floored": self.boxes.ids, "held": self.boxes.held}
         if self.delta is None:
-            return Declaration(-1, math.inf, None, **facts)
+            return Declaration(direction=-1, strict=math.inf, budget=None, **facts)
         budget = Budget(self.divergence, self.delta, "emitted")
-        return Declaration(1, 0.0, budget, **facts, optimal=not self.boxed)
+        optimal = not self.boxed
+        return Declaration(direction=1, strict=0.0, budget=budget, **facts, optimal=optimal)
 
 
 def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...]:

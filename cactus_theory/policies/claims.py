@@ -42,16 +42,16 @@ class Budget:
     @classmethod
     def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
         """Read a budget such as ``"kl <= delta emitted"``; knobs stand for their values."""
-        divergence, least, rest = text.partition("<=")
+        divergence, sign, rest = text.partition("<=")
         amount, _, scope = rest.strip().partition(" ")
-        if not least or not scope:
+        if not sign or not scope:
             raise ValueError(
                 'budget: must read like "kl <= 0.1 emitted" or "kl <= delta per proposal"; '
                 f"got {text!r}"
             )
-        value, bounded = check.number("budget", knobs.get(amount, amount), 0), scope.strip()
-        check.one_of("budget", bounded, get_args(Scope))
-        return cls(divergence.strip(), value, cast(Scope, bounded))
+        value, bounded_scope = check.number("budget", knobs.get(amount, amount), 0), scope.strip()
+        check.one_of("budget", bounded_scope, get_args(Scope))
+        return cls(divergence.strip(), value, cast(Scope, bounded_scope))
 
     @property
     def rounding(self) -> float:

@@ -45,7 +45,7 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
 def read(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return values as the annotations of a kind's parameters say; ValueError for other values."""
     known = of(kind)
-    return {name: converted(name, own, known[name].annotation) for name, own in values.items()}
+    return {name: converted(name, value, known[name].annotation) for name, value in values.items()}
 
 
 def _type_of(default: Any) -> Any:

@@ -171,15 +171,16 @@ class Policy(ABC):
         phi = self.acceptance_row(q, p)
         rejected = p * (1 - phi)
         vocab = q.shape[-1]
-        rows = [r.reshape(-1, vocab) for r in (q, p, rejected)]
+        flat = [rows.reshape(-1, vocab) for rows in (q, p, rejected)]
         out = (p * phi).reshape(-1, vocab).clone()
         start, done, total = time.monotonic(), 0, int(rejected.count_nonzero())
-        for row, (q_row, p_row, lost) in enumerate(zip(*rows, strict=True)):
+        for row, (q_row, p_row, lost) in enumerate(zip(*flat, strict=True)):
             for chunk in lost.nonzero()[:, 0].split(max(1, ENTRIES // vocab)):
                 out[row] += lost[chunk] @ self._recovered(q_row, p_row, chunk)
                 done, taken = done + len(chunk), time.monotonic() - start
                 if taken < FIRST_SECONDS:
                     continue
+                # the time of the whole enumeration, from its first part
                 if (ahead := taken * total / max(1, done)) > SLOW_SECONDS:
                     warnings.warn(
                         f"{self.spec}: the residual is asked for each of {total:,} tokens that may "

@@ -35,6 +35,7 @@ class Raised(Tilted, Entrywise, FixedTarget):
         lost = (p - accepted).sum(-1, keepdim=True)
         left = (q - p).clamp_(min=0.0)
         total = left.sum(-1, keepdim=True)
+        # on a GPU a look at the flags would wait for the device
         if left.is_cuda or not bool((total > 0).all()):
             return normalised_or(left, q).mul_(lost).add_(accepted)
         return left.mul_(lost / total).add_(accepted)

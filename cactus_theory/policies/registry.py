@@ -107,10 +107,12 @@ def class_of(spec: Any) -> type[Policy]:
 
 def _known(name: str) -> Any:
     """Return the policy registered under a name, or this process's ``@ct.rule`` of that name."""
-    found = {place: kind for place, kind in DEFINED.items() if kind.name == name}
-    places = [
-        *{_written(kind.source.function) or place: place for place, kind in found.items()}.values()
-    ]
+    # a function that was imported twice has two places, of which the last counts
+    by_function: dict[Any, tuple[str, str]] = {}
+    for place, kind in DEFINED.items():
+        if kind.name == name:
+            by_function[_written(kind.source.function) or place] = place
+    places = list(by_function.values())
     if name in POLICIES.known or not places:
         return POLICIES.find(name)
     if len(places) > 1:
@@ -166,6 +168,7 @@ def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> 
 def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
     """Return an object of a policy class, or a copy of a policy, at these values of its knobs."""
     kind: Any = entry if isinstance(entry, type) else type(entry)
+    # a policy object that is no dataclass cannot be copied at other knobs
     known = knob_values.of(kind) if entry is kind or is_dataclass(entry) else {}
     for knob in values:
         if knob not in known:
@@ -174,8 +177,8 @@ def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
     ready = knob_values.read(kind, values)
     if entry is not kind:
         return replace(entry, **ready) if ready else entry  # type: ignore[type-var]
-    for knob, own in known.items():
-        if own.default is knob_values.MISSING and knob not in ready:
+    for knob, parameter in known.items():
+        if parameter.default is knob_values.MISSING and knob not in ready:
             raise ValueError(f"policy: {name} needs the knob {knob}; got {spec!r}")
     if missing := sorted(getattr(kind, "__abstractmethods__", ())):
         raise TypeError(f"policy: {name} is abstract; it lacks {', '.join(missing)}")
@@ -197,8 +200,8 @@ def list_policies() -> dict[str, dict[str, Any]]:
     return {
         name: {
             "knobs": {
-                knob: None if known.default is knob_values.MISSING else known.default
-                for knob, known in knob_values.of(kind).items()
+                knob: None if entry.default is knob_values.MISSING else entry.default
+                for knob, entry in knob_values.of(kind).items()
             },
             "summary": (kind.__doc__ or kind.__name__).strip().splitlines()[0],
             "declares": _declared(kind),

@@ -76,9 +76,11 @@ class Regret(FixedTarget):
         token, path = int(p.argmax()), self.look_ahead
         if path is None or p[token] != 1 or p.sum() != 1:
             return None
-        row = path.row(q, token, 1.0, alive)
-        dear = row is not None and row.token != row.best and not path.price * row.charge.spent <= 1
-        return path.row(q, token, 0.0, alive) if dear else row
+        kept = path.row(q, token, raised=1.0, alive=alive)
+        # the likeliest token has no regret; at a price of ∞ the product would be NaN
+        if kept is None or kept.token == kept.best or path.price * kept.charge.spent <= 1:
+            return kept
+        return path.row(q, token, raised=0.0, alive=alive)
 
     def undrafted(self, q: Rows) -> Rows:
         """Return the one-hot row of the first argmax of q."""
@@ -88,4 +90,4 @@ class Regret(FixedTarget):
     def declares(self) -> Declaration:
         """Return: no bound on a divergence; with delta: mean regret per position at most delta."""
         direction = -1 if self.delta is None else 1
-        return Declaration(direction, None, None, continuous=False)
+        return Declaration(direction, continuous=False)

@@ -59,7 +59,15 @@ class Fuzzy(FixedTarget):
     def declares(self) -> Declaration:
         """Return: divergence of h from q at most the threshold."""
         budget = Budget(self.divergence, self.threshold, "emitted")
-        return Declaration(1, 0.0, budget, True, True, continuous=False, support=self.support)
+        return Declaration(
+            direction=1,
+            strict=0.0,
+            budget=budget,
+            between=True,
+            at_least_speculative=True,
+            continuous=False,
+            support=self.support,
+        )
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return the bounds min(1, q_n/p_n) and ∞, as h is p or q."""
@@ -81,6 +89,7 @@ class Fuzzy(FixedTarget):
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
         """Return h: p on the target's support (with the rest on (q − p)₊), or q."""
         taken = self.takes_draft(q, p)
+        # on a GPU a look at the flags would wait for the device
         if not (taken.is_cuda or bool(taken.any())):
             return q
         drafted = p
@@ -121,7 +130,7 @@ class Truncated(FixedTarget):
         if self.top_p == 1 and self.top_k is None:
             return q
         ranked, order = q.sort(dim=-1, descending=True, stable=True)
-        before = ranked.cumsum(-1) - ranked
+        before = ranked.cumsum(-1) - ranked  # mass of the likelier tokens
         kept = (before < self.top_p) & (ranked > 0)
         if self.top_k is not None:
             kept[..., self.top_k :] = False

@@ -70,42 +70,43 @@ class FunctionPolicy(Policy):
         """Call ``function`` for rows (R, V) by index, or for one token of each; float64 answers."""
         source, name = self.source, function.__name__
         name = name if function is source.function else f"{self.name}, {name}"
+        # f(q, p, n) answers with φ, one number; f(q, p) and a residual with a row
         single = function is source.function and token is not None
         shape = torch.Size() if single else q.shape[-1:]
         if not len(row):
             return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
         named, answers = inspect.signature(function).parameters, list[Tensor]()
         knobs = {knob: value for knob, value in vars(self).items() if knob in named}
-        asked, start = (row,) if token is None else (row, token), time.monotonic()
+        questions, start = (row,) if token is None else (row, token), time.monotonic()
         if source.vectorised:
             step = max(1, ENTRIES // q.shape[-1])
-            for at, *ids in zip(*(torch.split(part, step) for part in asked), strict=True):
+            for at, *ids in zip(*(torch.split(part, step) for part in questions), strict=True):
                 with lent(name, _picked(q, at), _picked(p, at), *ids) as copies:
                     answers.append(_answer(name, function(*copies, **knobs), (len(at), *shape)))
         else:
             with lent(name, *(part.detach().cpu().numpy() for part in (q, p))) as (q_rows, p_rows):
-                for at, *n in zip(*map(as_list, asked), strict=True):
+                for at, *n in zip(*map(as_list, questions), strict=True):
                     answer = function(q_rows[at], p_rows[at], *n, **knobs)
                     answers.append(_answer(name, answer, shape)[None])
             if (taken := time.monotonic() - start) > SLOW_SECONDS:
                 told = f"{name}: took {taken:.0f} s for {len(row):,} questions; {VECTORISE}"
                 warnings.warn(told, stacklevel=2)
-        found = torch.cat(answers).to(q.device)
+        every_answer = torch.cat(answers).to(q.device)
         if single:
-            return numbers(name, found, True)
-        return lawful(name, found)
+            return numbers(name, every_answer, True)
+        return lawful(name, every_answer)
 
 
 def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
     """Return a function's answer as a new float64 tensor; ValueError if its shape is wrong."""
     if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
-        found = answer.detach().to(torch.float64, copy=True)
+        converted = answer.detach().to(torch.float64, copy=True)
     else:
-        found = from_numpy(np.array(answer, dtype=np.float64))
-    if found.shape != shape:
+        converted = from_numpy(np.array(answer, dtype=np.float64))
+    if converted.shape != shape:
         due = f"shape {tuple(shape)}" if shape else "one number"
-        raise ValueError(f"{name}: must return {due}; got shape {tuple(found.shape)}")
-    return found
+        raise ValueError(f"{name}: must return {due}; got shape {tuple(converted.shape)}")
+    return converted
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
@@ -124,6 +125,7 @@ class FunctionRule(FunctionPolicy):
         """Return the function's acceptance; the function is not called for tokens with p = 0."""
         q, p = ungraphed(q), ungraphed(p).expand(q.shape)
         phi, drafted = (q.gather(-1, n) > 0).double(), p.gather(-1, n) > 0
+        # ids (..., m) are m tokens of each row: the number of the row that each belongs to
         row = torch.arange(n.numel(), device=n.device).reshape(n.shape) // max(1, n.shape[-1])
         phi[drafted] = self._answers(self.function, _flat(q), _flat(p), row[drafted], n[drafted])
         return phi
@@ -136,7 +138,7 @@ class FunctionRule(FunctionPolicy):
             return normalised_or((rows - drafts.double()).clamp(min=0.0), rows)
         phi = self.acceptance(q, drafts, n[..., None]).reshape(-1)
         out = _flat(q).double().clone()
-        refused = (~(phi >= 1)).nonzero()[:, 0]
+        refused = (~(phi >= 1)).nonzero()[:, 0]  # a φ of NaN, too
         token = None if isinstance(self, SharedResidual) else n.reshape(-1)[refused]
         out[refused] = self._answers(self.source.residual, _flat(q), _flat(drafts), refused, token)
         return out.reshape(q.shape)
@@ -282,8 +284,8 @@ def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
         return (FunctionTarget,)
     if residual is not None:
         kinds = [entry.kind for entry in inspect.signature(residual).parameters.values()]
-        row = [kind for kind in kinds if kind in POSITIONAL]
-        if len(row) != 2 or inspect.Parameter.VAR_POSITIONAL in kinds:
+        positional = [kind for kind in kinds if kind in POSITIONAL]
+        if len(positional) != 2 or inspect.Parameter.VAR_POSITIONAL in kinds:
             return (FunctionRule,)
     return SharedResidual, FunctionRule
 
@@ -293,8 +295,8 @@ def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
     known = {name: entry for name, entry in knob_values.of(Declaration).items() if name != "budget"}
     if unknown := min(declared.keys() - known, default=None):
         raise TypeError(f"rule: declares one of {', '.join(sorted(known))}; got {unknown!r}")
-    for name, nothing in (("direction", 0), ("strict", None)):
-        if not has_knob and declared.get(name, nothing) != nothing:
+    for name, default in (("direction", 0), ("strict", None)):
+        if not has_knob and declared.get(name, default) != default:
             raise ValueError(f"{name}: speaks of a knob, and the function has none after a *")
     if declared.get("strict") is not None:
         check.number("strict", declared["strict"], -math.inf)

@@ -36,7 +36,8 @@ def colder(q: Rows, tilt: float) -> Rows:
     if not tilt:
         return q
     rows = ungraphed(q) if q.dtype in DECIDED else ungraphed(q).float()
-    about, empty = scaled(rows.log(), 1 / (1 + tilt)).softmax(-1), rows.amax(-1, keepdim=True) == 0
+    about = scaled(rows.log(), 1 / (1 + tilt)).softmax(-1)
+    empty = rows.amax(-1, keepdim=True) == 0  # softmax gives NaN there
     return torch.where(empty, 0.0, about) if empty.is_cuda or bool(empty.any()) else about
 
 
@@ -75,7 +76,8 @@ class Tilted(Policy):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in ABOUT_ROWS:
-            if not hasattr(method := getattr(cls, name), "is_about_tilted"):
+            method = getattr(cls, name)
+            if not hasattr(method, "is_about_tilted"):  # an inherited method is wrapped already
                 setattr(cls, name, _about_tilted(method))
         if isinstance(declares := vars(cls).get("declares"), property):
             cls.declares = property(_without_budget(declares))  # type: ignore[assignment]
@@ -111,15 +113,15 @@ def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(method)
-    def asked(self: Tilted, q: Rows, *rest: Any, **named: Any) -> Any:
+    def about_tilted(self: Tilted, q: Rows, *rest: Any, **named: Any) -> Any:
         if not self.tilt_of_rows:
             return method(self, q, *rest, **named)
         q = q if method.__name__ == "target" else q.double()
         return getattr(self.about, method.__name__)(colder(q, self.tilt), *rest, **named)
 
     # __init_subclass__ reads this: an inherited method must not be tilted twice
-    asked.is_about_tilted = True  # type: ignore[attr-defined]
-    return asked
+    about_tilted.is_about_tilted = True  # type: ignore[attr-defined]
+    return about_tilted
 
 
 def _without_budget(declares: property) -> Callable[[Tilted], Declaration]:
