@@ -90,14 +90,14 @@ def raised_entries(
     if draft.sampled is not None or draft.probs is not None or not any(ahead):
         return None
     ids, counts = draft.token_ids, torch.as_tensor(draft.counts, device=q.device)
-    none = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
-    own = assigned.tilts or (0.0,) * len(ahead)
+    not_raised = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
+    tilts = assigned.tilts or (0.0,) * len(ahead)
     target = q if assigned.target is None else assigned.target
-    rows, found = q[:, : ids.shape[1]], list[Tensor]()
-    for tilt, one in zip(own, ahead, strict=True):
-        worth = worth_of_rows(target, tilt) if tilt and one else None
-        found.append(one.path(rows, ids, counts, worth) if one else none)
-    return assigned.chosen(found, slice(None), slice(ids.shape[1]))
+    rows, raised = q[:, : ids.shape[1]], list[Tensor]()
+    for tilt, look_ahead in zip(tilts, ahead, strict=True):
+        worth = worth_of_rows(target, tilt) if tilt and look_ahead else None
+        raised.append(look_ahead.path(rows, ids, counts, worth) if look_ahead else not_raised)
+    return assigned.chosen(raised, slice(None), slice(ids.shape[1]))
 
 
 def undrafted(

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 
-from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, generate, sampling
+from cactus_theory.decoding import EarlyExit, ModelDrafter, NGram, Siblings, coins, generate
 from cactus_theory.decoding.drafters import siblings
 from cactus_theory.decoding.drafters.model import ModelDrafting
 from cactus_theory.decoding.models import cache
@@ -167,7 +167,7 @@ def test_a_number_shared_by_drafter_and_verifier_is_noticed(pair):
 
 @pytest.mark.parametrize("singly", [False, True])
 def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly):
-    toss = sampling.toss
+    toss = coins.toss
 
     def shared(texts, wanted, coins=int):
         draft, accept, draw = toss(texts, wanted, coins)
@@ -175,7 +175,7 @@ def test_a_decode_that_uses_a_number_twice_is_noticed(pair, monkeypatch, singly)
             draw = draft[:, 0]
         return draft, accept, draw
 
-    monkeypatch.setattr(sampling, "toss", shared)
+    monkeypatch.setattr(coins, "toss", shared)
     with pytest.raises(AssertionError, match="a uniform number must be used once"):
         assert_drafter_properties(pair[1], pair[0], rounds=1)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cactus_theory.decoding.coins import more_draws, toss
+from cactus_theory.decoding import coins
 from cactus_theory.decoding.drafters import as_drafter
 from cactus_theory.decoding.text import Texts
 from cactus_theory.policies import Policy, read_policy
@@ -160,8 +160,9 @@ def every_number_is_used_once(seen: Bench) -> Iterator[Bounds]:
         texts = Texts([[0] for _ in lengths], 1, frozenset(), torch.device("cpu"))
         for text in texts.rows:
             text.stream = stream(1 + torch.arange(64.0).double())
-        draft, accept, draw = toss(texts, lengths, seen.accepting)
-        draw = more_draws(texts, draw, lengths, seen.verifier.draws).reshape(len(lengths), -1)
+        draft, accept, draw = coins.toss(texts, lengths, seen.accepting)
+        draw = coins.more_draws(texts, draw, lengths, seen.verifier.draws)
+        draw = draw.reshape(len(lengths), -1)
         for row, length in enumerate(lengths):
             parts = draft[row, :length], accept[row, : seen.accepting(length)]
             used = torch.cat([*parts, draw[row, : seen.verifier.draws(length)]])
