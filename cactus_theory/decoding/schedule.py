@@ -142,10 +142,9 @@ class Schedule(ABC):
         read = (torch.cat([ids, ids.new_zeros(int(ends))]),)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
-            judged = [(draft.node(0, place), place) for place in path]
-            if ends:
-                judged.append((path[-1] + 1 if path else 0, None))
-            nodes = [rows.at(0, node, accepted=place) for node, place in judged]
+            nodes = [rows.at(0, draft.node(0, place), accepted=place) for place in path]
+            if ends:  # no token is judged there
+                nodes.append(rows.at(0, path[-1] + 1 if path else 0))
             read += tuple(stacked(nodes, name) for name in ("q", "offers"))
         if not is_own(type(self)):
             read = copied(read)
