@@ -60,6 +60,8 @@ FEW_TEXTS = "--num-prompts 2 --max-new-tokens 8"
 MODELS = "{shared}/models/stories260K {shared}/models/stories-xs-281K"
 PAIR = "{root}/simulations/pair"
 SMOLLM = "{root}/build/smollm2-135m-instruct"
+HEAD = f"{SMOLLM} {{root}}/simulations/smollm_head"
+FACTS = f"{HEAD} {{root}}/simulations/data/facts.jsonl"
 
 # a new CSV needs an entry here; a test compares the entries with paper_figures/data
 ENTRIES = (
@@ -73,21 +75,19 @@ ENTRIES = (
     Entry("price_travels_smollm2_skip3=price_travels", FEW_LAWS,
           inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("answers answers_by_prompt=by_prompt", FEW_TEXTS,
-          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
-          "{shared}/prompts/mt_bench_gsm8k.jsonl"),
+          inputs=f"{HEAD} {{shared}}/prompts/mt_bench_gsm8k.jsonl"),
+    Entry("answers_facts=answers answers_facts_by_prompt=by_prompt", FEW_TEXTS,
+          inputs=FACTS),
     Entry("references", FEW_RULES,
-          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {SOLVED}"),
+          inputs=f"{HEAD} {SOLVED}"),
     Entry("references_ngram=references", FEW_RULES, inputs=f"{SMOLLM} {SOLVED}"),
-    Entry("facts=references", FEW_RULES, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
-          "{root}/simulations/data/facts.jsonl"),
-    Entry("greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
-          "{shared}/prompts/mt_bench.jsonl"),
-    Entry("greedy_facts=answers", FEW_TEXTS, inputs=f"{SMOLLM} {{root}}/simulations/smollm_head "
-          "{root}/simulations/data/facts.jsonl"),
+    Entry("facts=references", FEW_RULES, inputs=FACTS),
+    Entry("greedy", FEW_TEXTS, inputs=f"{HEAD} {{shared}}/prompts/mt_bench.jsonl"),
+    Entry("greedy_facts=answers", FEW_TEXTS, inputs=FACTS),
     Entry("greedy_ifeval=answers greedy_ifeval_by_prompt=by_prompt", FEW_TEXTS,
-          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/ifeval.jsonl"),
+          inputs=f"{HEAD} {{shared}}/prompts/ifeval.jsonl"),
     Entry("greedy_ifeval_chain=answers greedy_ifeval_chain_by_prompt=by_prompt", FEW_TEXTS,
-          inputs=f"{SMOLLM} {{root}}/simulations/smollm_head {{shared}}/prompts/ifeval.jsonl"),
+          inputs=f"{HEAD} {{shared}}/prompts/ifeval.jsonl"),
     Entry("greedy_ngram=greedy", FEW_TEXTS, inputs=f"{SMOLLM} {{shared}}/prompts/mt_bench.jsonl"),
     Entry("policies band_row equal_nats",
           "--num-prompts 2 --max-new-tokens 16 --num-draft-tokens 3 --repeats 1"),

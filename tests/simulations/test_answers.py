@@ -76,7 +76,10 @@ def test_scores_of_single_answers_are_tested_by_mcnemar_and_holm() -> None:
     assert {row["p"] for row in table_of(by_prompt(several, [""] * 40))} == {None}
 
 
-@pytest.mark.parametrize("name", ["answers", "greedy_ifeval", "greedy_ifeval_chain"])
+TABLES = "answers", "answers_facts", "greedy_ifeval", "greedy_ifeval_chain"
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_the_committed_table_is_made_from_the_committed_sums(tmp_path, name) -> None:
     made = DATA / f"{name}_by_prompt.csv"
     assert asked(tmp_path, "--sums", str(made)) == 0 and (tmp_path / "answers.png").is_file()
