@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import cactus_theory as ct
+from cactus_theory.optimum import tilted
+from cactus_theory.optimum.batch_edges import solve_edges
 from cactus_theory.optimum.tilted import tilted_rows
 from solvers.design import Design, Infeasible
 from tests.amounts import amount
@@ -40,6 +42,17 @@ def limits(seed: int, q, worth):
     """Return nats, and a worth around the target's."""
     spread = float(np.abs(worth[q > 0]).mean())
     return (0.01, 0.1, 0.5, 3.0)[seed % 4], float(q @ worth) + (0.0, 0.1, -0.1)[seed % 3] * spread
+
+
+def test_the_gap_covers_nats_that_the_edges_leave_unspent(monkeypatch) -> None:
+    q, p, worth = case(0, 40, "log")
+    given = {"delta": 0.1, "at_least": float(worth.min())}  # nats alone bind
+    best = ct.tilted_acceptance(q, p, worth, **given)
+    half = lambda geometry, kind, nats: solve_edges(geometry, kind, nats / 2)  # noqa: E731
+    monkeypatch.setattr(tilted, "solve_edges", half)
+    less = ct.tilted_acceptance(q, p, worth, **given)
+    assert less.acceptance < best.acceptance - 0.01
+    assert less.acceptance + less.gap >= best.acceptance
 
 
 @pytest.mark.parametrize("kind", WORTHS)
