@@ -9,7 +9,7 @@ import numpy as np
 
 from cactus_theory.divergences import Divergence
 
-from . import _conic
+from . import _divergence_budget
 from ._dual_bounds import Lagrangian
 from ._perspective import Scaled
 from ._row_program import divergence_of
@@ -63,7 +63,7 @@ class BudgetConstraint(Constraint):
         return self.kind.linear or math.isinf(self.delta)
 
     def build(self, row: Scaled, inside: np.ndarray) -> list[Any]:
-        self.budget = _conic.budget(row, self.kind, self.delta)
+        self.budget = _divergence_budget.budget(row, self.kind, self.delta)
         return self.budget.constraints
 
     def slack(self, h: np.ndarray) -> float:

@@ -46,7 +46,7 @@ from torch import Tensor
 from cactus_theory.divergences import Divergence, FDivergence
 from cactus_theory.divergences.classical import KL
 
-from ._conic import generator_budget, most_of
+from ._divergence_budget import generator_budget, most_of
 from .path_tree import PathTree
 
 # halvings of the bracket [0, 1] of a row's entry, to 2^-100: exact up to rounding

@@ -13,7 +13,7 @@ import torch
 
 from cactus_theory.divergences import Divergence
 
-from . import _attempts, _conic
+from . import _attempts, _divergence_budget
 from ._attempts import FEASIBILITY, SMALLEST_SCALE, Attempted, Solver, unproven
 from ._dual_bounds import lagrange_bound
 from ._perspective import Scaled, counted, cvxpy
@@ -117,7 +117,7 @@ class RowProgram(Attempted[Answer]):
         cp = cvxpy()
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
-        budget = _conic.budget(row, self.kind, self.delta)
+        budget = _divergence_budget.budget(row, self.kind, self.delta)
         if self.position is None:
             total = row.total
         else:  # each of the rows must sum to 1

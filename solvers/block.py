@@ -27,7 +27,7 @@ from cactus_theory.divergences import Divergence, FDivergence
 from . import _attempts
 from ._dual_bounds import halved, lossless_multipliers, price_bound
 from ._perspective import cvxpy
-from ._trees import Flow, Layout, TreeProgram
+from ._tree_program import Flow, Layout, TreeProgram
 from .path_tree import Followed, PathTree, follow
 
 # halvings of the bracket [0, 1] of a row's lower edge, to below rounding

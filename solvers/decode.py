@@ -35,7 +35,7 @@ from cactus_theory.divergences import Divergence, FDivergence
 from . import _attempts
 from ._dual_bounds import price_bound
 from ._perspective import counted, cvxpy, times
-from ._trees import Flow, Layout, TreeProgram
+from ._tree_program import Flow, Layout, TreeProgram
 from .path_tree import Followed, PathTree, count_prefixes, follow, state_tree
 
 # squarings of the chain of states: 2^60 rounds, after which only recurrent states have mass

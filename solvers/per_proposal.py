@@ -17,7 +17,7 @@ from torch import Tensor
 from cactus_theory.divergences import Divergence
 
 from . import _attempts, _row_program
-from ._conic import generator_budget, most_of
+from ._divergence_budget import generator_budget, most_of
 from ._dual_bounds import halved
 
 # The bracket of log γ is at most 700 nats wide: 40 halvings leave γ exact to a factor 1 + 1e-9.

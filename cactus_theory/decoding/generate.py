@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cactus_theory.decoding.device import on_device
-from cactus_theory.decoding.host import HostRounds
+from cactus_theory.decoding.host_rounds import HostRounds
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.prepare import Opening, dtype_of, warn_of_emulation
 from cactus_theory.decoding.result import GenerationResult

@@ -21,7 +21,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Pair, generate, load_pair
-from cactus_theory.decoding.device.loop import BUCKET
+from cactus_theory.decoding.device.host_side import BUCKET
 from cactus_theory.decoding.device.round import Repeated, StaticForward, never_waits
 from cactus_theory.decoding.models import CachedModel
 from cactus_theory.decoding.text import left_padded

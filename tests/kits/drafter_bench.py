@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cactus_theory.base.copies import copied
 from cactus_theory.decoding.drafters import DraftContext, Drafter, Drafting
-from cactus_theory.decoding.host import HostRounds
+from cactus_theory.decoding.host_rounds import HostRounds
 from cactus_theory.decoding.models import CachedModel, text_config
 from cactus_theory.decoding.options import DecodeOptions
 from cactus_theory.decoding.prepare import Opening

@@ -10,7 +10,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.divergences import Divergence, FDivergence, definition
 from cactus_theory.divergences.classical import Alpha
-from solvers import _conic, _perspective, block, optimal
+from solvers import _divergence_budget, _perspective, block, optimal
 from tests.rows import pair
 from tests.solvers.cases import random_tree
 
@@ -21,7 +21,7 @@ CLOSE = 1e-9
 def registry(monkeypatch):
     """Forget what a test registers."""
     monkeypatch.setattr(definition.DIVERGENCES, "known", dict(definition.DIVERGENCES.known))
-    for forms in (_perspective._FORMS, _conic._LEFT_SIDES):
+    for forms in (_perspective._FORMS, _divergence_budget._LEFT_SIDES):
         monkeypatch.delitem(forms, Jeffreys, raising=False)
 
 
@@ -110,9 +110,9 @@ def test_a_whole_sum_of_its_own_is_taken_in_place_of_the_table(registry):
     ct.register_divergence(Jeffreys)
     q, p = (row[0].numpy() for row in pair(1, 6, seed=31))
 
-    @_conic.left_side_of(Jeffreys)
+    @_divergence_budget.left_side_of(Jeffreys)
     def forward(row, f):
-        return f.weight * _conic.left_side(row, ct.divergence("kl"))
+        return f.weight * _divergence_budget.left_side(row, ct.divergence("kl"))
 
     with pytest.raises(RuntimeError, match="exceeds"):  # half of it is missing
         optimal.solve(q, p, "jeffreys:weight=1", delta=0.05)

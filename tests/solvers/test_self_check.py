@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cactus_theory.divergences import FDivergence, read_divergence
 from solvers import (
     _attempts,
-    _conic,
+    _divergence_budget,
     _perspective,
     _row_program,
     block,
@@ -44,7 +44,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_wrong_left_side_is_noticed(monkeypatch, program, spec, wrong):
     kind = type(read_divergence(spec))
-    for forms in (_conic._LEFT_SIDES, _perspective._FORMS):
+    for forms in (_divergence_budget._LEFT_SIDES, _perspective._FORMS):
         if right := forms.get(kind):
             monkeypatch.setitem(forms, kind, lambda row, f, right=right: wrong * right(row, f))
     message = "exceed" if wrong < 1 else "misses its bound"
@@ -55,8 +55,8 @@ def test_a_wrong_left_side_is_noticed(monkeypatch, program, spec, wrong):
 @pytest.mark.parametrize("wrong", [0.9, 1.1])
 @pytest.mark.parametrize("spec", ["renyi:a=2", "renyi:a=0.5"])
 def test_a_wrong_power_sum_is_noticed(monkeypatch, spec, wrong):
-    weights = _conic.power_weights
-    monkeypatch.setattr(_conic, "power_weights", lambda row, a: wrong * weights(row, a))
+    weights = _divergence_budget.power_weights
+    monkeypatch.setattr(_divergence_budget, "power_weights", lambda row, a: wrong * weights(row, a))
     with pytest.raises(_attempts.SolverGaveUp):
         optimal.solve(Q, P, spec, delta=0.05)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cactus_theory.decoding.coins import seeds_of
-from cactus_theory.decoding.device.loop import DeviceRounds, capacity
+from cactus_theory.decoding.device.host_side import DeviceRounds, capacity
 from cactus_theory.decoding.device.round import captures
 from cactus_theory.decoding.device.verify import VerifyStep, kernel_step, obstacle
 from cactus_theory.decoding.drafters.model import ModelDrafter

@@ -7,7 +7,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import generate
-from cactus_theory.decoding.device import loop as device_loop
+from cactus_theory.decoding.device import host_side
 from cactus_theory.decoding.device import round as device_round
 from tests.amounts import some
 
@@ -75,7 +75,7 @@ def moved(request, tiny):
 )
 def test_it_is_the_usual_loop(moved, monkeypatch, policy, verifier, temperature):
     """Rows of different lengths, accepted lengths and ends, one end of text inside a draft."""
-    monkeypatch.setattr(device_loop, "BUCKET", 16)
+    monkeypatch.setattr(host_side, "BUCKET", 16)
     graphs, capturing = [], device_round.Repeated._capture
     monkeypatch.setattr(
         device_round.Repeated,
@@ -100,7 +100,7 @@ def test_the_cases_above_end_inside_a_draft_and_at_different_lengths(tiny):
 
 @pytest.mark.parametrize("seed", some(range(6), 1))
 def test_the_shipped_pair_over_several_buckets(shipped, monkeypatch, seed):
-    monkeypatch.setattr(device_loop, "BUCKET", 16)
+    monkeypatch.setattr(host_side, "BUCKET", 16)
     given = prompts(2048, (14, 30), seed)
     options = {"policy": "cactus:delta=0.05", "eos_token_ids": 0, "seed": seed}
     usual, found = both(shipped.target, shipped.draft, given, max_new_tokens=26, **options)

@@ -105,8 +105,8 @@ def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
     f = kind.generator
     if f is None:
         raise ValueError(
-            f"divergence: must have a budget for cvxpy, entered with "
-            f"@budget_of({type(kind).__name__}) as in solvers/_conic.py; got {kind.spec!r}"
+            f"divergence: must have a budget for cvxpy, entered with @budget_of("
+            f"{type(kind).__name__}) as in solvers/_divergence_budget.py; got {kind.spec!r}"
         )
     left = left_side(row, f)
     if not isinstance(row.z, float):  # a variable: tokens with q = 0 may have mass
