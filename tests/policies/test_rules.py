@@ -23,6 +23,24 @@ def two_point(spec, gamma, q):
     return by_hand(spec, torch.stack([gamma, 1 - gamma], -1), torch.stack([q, 1 - q], -1))
 
 
+@pytest.mark.parametrize("spec", [
+    "speculative", "band:price=1", "band:price=1,tilt=0.1", "lenience:lenience=0.5,tilt=-0.1",
+    "truncated:top_p=0.5", "regret:price=2", "typical",
+])  # fmt: skip
+def test_a_policy_says_whether_undrafted_tokens_come_from_another_row_than_q(spec):
+    """Meters charge 0 for an undrafted token, without looking, unless the policy says so."""
+    policy, q = ct.policy(spec), tensor(0.5, 0.3, 0.2)
+    assert policy.moves_undrafted == (not policy.undrafted(q).equal(q))
+
+
+def test_a_subclass_with_another_undrafted_row_says_so():
+    class Argmax(type(ct.policy("speculative"))):
+        def undrafted(self, q):
+            return (q == q.amax(-1, keepdim=True)).to(q)
+
+    assert Argmax().moves_undrafted
+
+
 def test_the_example_of_the_published_readme():
     q, p, n = tensor(0.30, 0.35, 0.35), tensor(0.05, 0.80, 0.15), torch.tensor([1])
     assert ct.policy("speculative").acceptance(q, p, n).item() == pytest.approx(0.4375)

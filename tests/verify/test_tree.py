@@ -25,7 +25,7 @@ BESIDE = 1e-6
 VOCAB = 3
 SHAPES = ((1, 1, 1), (2, 1), (2, 2), (3, 2))
 CHILDREN = ("deterministic", "sampled", "off", "mixed")
-SPECS = ("speculative", "band:price=1", "band:price=1,per_row=True", "cactus:delta=0.1",
+SPECS = ("speculative", "band:price=1", "band:price=2,per_row=True", "cactus:delta=0.1",
          "lenience:lenience=0.5")  # fmt: skip
 
 
@@ -422,6 +422,25 @@ def test_tokens_that_the_target_excludes_are_never_emitted():
             found = Tree().verify(one("band:price=0.3"), q, draft, *coins)
             emitted = [token for own in found.rows() for token in own]
             assert all(token % 2 for token in emitted)
+
+
+@pytest.mark.parametrize("price", [0.7, 2.0])
+def test_a_token_both_sampled_and_deterministic_may_exceed_the_bounds_of_a_sampled_token(price):
+    """A band per row is solved at P = 1, where entries say h_n ≤ max(p_n, q_n) without siblings."""
+    band = ct.policy(f"band:price={price},per_row=True")
+    q = torch.tensor([[[0.5, 0.5, 0, 0], [0.3, 0.3, 0.2, 0.2], [0.25] * 4]], dtype=torch.float64)
+    p = torch.tensor([[[1.0, 0, 0, 0], [0.32, 0.68, 0, 0]]], dtype=torch.float64)
+    offered = ct.selection_law(q[0, 1], p[0, 1], kind="deterministic+sampled", deterministic=[0])
+    first = float(band.target(q[0, 0], p[0, 0])[0])  # P of the node after the first token
+    both = first * float(band.target(q[0, 1], offered)[0]) / 0.32
+    assert first < 0.99 and both > 1.05 * first
+    coins = torch.tensor([[0.999, (first + min(both, 1)) / 2]]), torch.zeros(1, 3)
+    flags = {
+        "sampled": torch.tensor([[True, True]]),
+        "deterministic": torch.tensor([[False, True]]),
+    }
+    tree = torch.tensor([[0, 0]]), torch.tensor([[-1, 0]])
+    assert int(ct.verify_tree(band, q, p, *tree, coins=coins, **flags).num_accepted) == 2
 
 
 def test_a_large_vocabulary_in_every_precision():
