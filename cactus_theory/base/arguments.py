@@ -69,6 +69,7 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
             raise ValueError
         if isinstance(value, bool) or number != number // 1 or (low is not None and number < low):
             raise ValueError
+        # not int(number) of an int: a float loses digits above 2^53
         return int(number if isinstance(value, str) else value)
     except (TypeError, ValueError, OverflowError):
         least = "" if low is None else f" of at least {low}"
@@ -83,7 +84,8 @@ def threads(value: Any) -> int:
 
 def refuse_empty(arguments: Sequence[str]) -> None:
     """Raise ValueError for a command-line flag whose value is an empty text."""
-    for flag, value in zip(arguments, [*arguments[1:], "none"], strict=True):
+    following = [*arguments[1:], "none"]  # nothing follows the last one, which is no empty text
+    for flag, value in zip(arguments, following, strict=True):
         if flag.startswith("--") and (value == "" or flag.endswith("=")):
             raise ValueError(f"{flag.removesuffix('=')}: must not be empty; got ''")
 
@@ -101,7 +103,7 @@ def optional_module(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or module.split(".")[0] != error.name.split(".")[0]:
-            raise
+            raise  # the missing one is another, which ``module`` imports
         raise ModuleNotFoundError(
             f"{module} is not installed; it comes with the extra {extra!r}: "
             f"pip install 'cactus-theory[{extra}]'",

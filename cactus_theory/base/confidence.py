@@ -36,7 +36,7 @@ class LowerMean:
     Attributes
     ----------
     below, most, start : numbers are ≥ −below; ``most`` is the largest prediction, ``start`` the
-        first.
+        first, which further predictions count as one more number.
     count, total, squares : of the numbers so far: their number, their sum, and Σ (x − x̂)².
     """
 
@@ -67,6 +67,6 @@ class LowerMean:
 
         # at the high end one rate alone, with its share of the average, reaches the limit
         high = float(((PENALTIES * self.squares + limit + math.log(len(RATES))) / RATES).min())
-        low = limit / float(RATES.max())
+        low = limit / float(RATES.max())  # below, no rate reaches the limit, penalties being ≥ 0
         excess = rising_root(above_limit, low, high, start=high, settled=SETTLED, steepness=limit)
         return (self.total - (self.below + self.most) * excess) / self.count

@@ -39,8 +39,8 @@ def copied(value: Any) -> Any:
         value = cast(np.ndarray, value)
         return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape)
     if isinstance(value, tuple | list):
-        parts = map(copied, value := cast(Any, value))
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        kind, parts = cast(Any, type(value)), map(copied, cast(Any, value))
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # named tuples take fields
     if is_dataclass(value) and not isinstance(value, type):
         entries = (entry.name for entry in fields(value) if entry.init)
         return replace(value, **{name: copied(getattr(value, name)) for name in entries})
@@ -61,12 +61,16 @@ def _changed(copy: Any, value: Any) -> bool:
     if not isinstance(copy, Tensor) or copy.is_cuda:  # a comparison would wait for the GPU
         return False
     new, old = _once(copy), _once(value)
+    # ``equal`` is false where both are NaN
     return not (torch.equal(new, old) or torch.allclose(new, old, rtol=0, atol=0, equal_nan=True))
 
 
 @contextmanager
 def lent(name: str, *values: Any) -> Generator[tuple[Any, ...]]:
-    """Lend copies of rows to the rule called ``name``; ValueError if the rule writes into them."""
+    """Lend copies of rows to the rule called ``name``; ValueError if the rule writes into them.
+
+    TypeError, which says so, if the rule mixes numpy with torch.
+    """
     copies, how = copied(values), "they were changed"
     try:
         yield copies
@@ -129,8 +133,8 @@ def guard(kind: Any) -> None:
             f"{kind.__name__}.target: must be target(self, q, p, path=None); path is how a "
             f"verifier of blocks reached a row, got {takes}"
         )
-    hooks = {name for base in kind.__mro__ if is_own(base) for name in base.__dict__}
-    for name in hooks:
+    of_package = {name for base in kind.__mro__ if is_own(base) for name in base.__dict__}
+    for name in of_package:
         owner = next(base for base in kind.__mro__ if name in base.__dict__)
         method = owner.__dict__[name]
         foreign = not is_own(owner) and not hasattr(method, "lends_copies")

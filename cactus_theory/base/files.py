@@ -56,8 +56,8 @@ def check_writable(
             raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
         folder = place.parent
         if folders:  # the nearest folder that exists
-            candidates = [place] * place.is_dir() + [*place.parents]
-            folder = next(candidate for candidate in candidates if candidate.exists())
+            existing = (parent for parent in place.parents if parent.exists())
+            folder = place if place.is_dir() else next(existing)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise OSError(f"{flag}: must be a writable file; {error.strerror}: {path}") from None

@@ -44,13 +44,13 @@ def add_commands(
             parts[-1] += f"\n  {name:<{width}}  {about}"
             command = commands.add_parser(name, description=about, formatter_class=Raw)
             command.epilog = f"example:\n  {_in_lines(f'{command.prog} {flags}')}"
-            parser.epilog = parser.epilog or command.epilog
+            parser.epilog = parser.epilog or command.epilog  # the first command's example
     commands.undeclared = dict.fromkeys(commands.choices, declare)
     parser.description, parser.formatter_class = "\n\n".join(parts), Raw
 
 
 def _in_lines(command: str) -> str:
     """Return a command for a shell, broken into lines before its flags if it is long."""
-    whole = re.sub(" (?!--)", "\xa0", command)
+    whole = re.sub(" (?!--)", "\xa0", command)  # ``wrap`` breaks no line at such a blank
     lines = textwrap.wrap(whole, EXAMPLE_WIDTH, break_long_words=False, break_on_hyphens=False)
     return " \\\n    ".join(lines).replace("\xa0", " ")

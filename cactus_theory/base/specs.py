@@ -43,6 +43,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 def spec_of(name: str, value: Any) -> str:
     """Write a spec for :func:`parse_spec`: a name, and a dataclass's values other than defaults."""
+    # ``tilt`` is keyword-only and a field of the base class: unsorted it would be the first knob
     knob_fields = (
         sorted(fields(value), key=lambda knob: knob.kw_only is True) if is_dataclass(value) else ()
     )
@@ -229,23 +230,23 @@ def _blame(path: Path, error: BaseException) -> str:
     return f"{path.name}, line {lines[-1].lineno} ({lines[-1].line}): {message}"
 
 
-def files_of(method: str) -> list[Path]:
-    """Return the files that define a method: those of its rule and of its divergence."""
-    files = [file_of(method), *map(_file_of_knob, _parts(method)[1])]
+def files_of(spec: str) -> list[Path]:
+    """Return the files that a spec names: that of its rule, and those of its knobs' values."""
+    files = [file_of(spec), *map(_file_of_knob, _parts(spec)[1])]
     return [file for file in files if file is not None]
 
 
-def label(method: str) -> tuple[str, str]:
+def label(spec: str) -> tuple[str, str]:
     """Return name and knobs as tables show them: names of files without their folders."""
-    name, knobs = _parts(method)
+    name, knobs = _parts(spec)
     return name, ",".join(map(_without_folder, knobs))
 
 
-def _parts(method: str) -> tuple[str, list[str]]:
+def _parts(spec: str) -> tuple[str, list[str]]:
     """Return name and knobs of a spec; of a name ``FILE.py:NAME`` without the file's folder."""
-    file = file_of(method)
+    file = file_of(spec)
     start = "" if file is None else f"{file.name}:"
-    name, _, knobs = method[method.find(start) + len(start) :].partition(":")
+    name, _, knobs = spec[spec.find(start) + len(start) :].partition(":")
     return start + name, knobs.split(",")
 
 

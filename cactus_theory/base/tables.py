@@ -70,11 +70,12 @@ def aligned(lines: Sequence[Sequence[str]], words: Collection[int]) -> list[str]
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> str:
     """Return a table whose cells are never cut; heads of several lines align at the bottom."""
     tall = max(head.count("\n") for head in heads) + 1
-    tops = [[*[""] * tall, *head.split("\n")][-tall:] for head in heads]
+    tops = [[*[""] * tall, *head.split("\n")][-tall:] for head in heads]  # empty lines on top
     lines = [list(line) for line in zip(*tops, strict=True)] + [list(row) for row in rows]
     table = aligned(lines, [place for place, head in enumerate(heads) if head in WORDS])
-    ruled = "─" * len(table[0])
-    parts = [title] * bool(title) + [*table[:tall], ruled, *table[tall:]]
+    parts = [*table[:tall], "─" * len(table[0]), *table[tall:]]
+    if title:
+        parts.insert(0, title)
     return "\n".join(map(str.rstrip, parts))
 
 
@@ -133,8 +134,9 @@ def print_rows(columns: Columns) -> None:
     ]
     labels = ["row".rjust(6), *map(str, range(min(count, ROWS_SHOWN))), "mean"]
     *lines, means = aligned([*zip(labels, *cells, strict=True)], ())
-    more = f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)"
-    print("\n".join([*lines, *[more] * (count > ROWS_SHOWN), means]))
+    if count > ROWS_SHOWN:
+        lines.append(f"   … {count - ROWS_SHOWN} more rows (--json prints all, --csv saves all)")
+    print("\n".join([*lines, means]))
 
 
 def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:

@@ -42,13 +42,16 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
             array = np.asarray(value)
         except ValueError as error:
             raise ValueError(f"{name}: rows must have equal lengths; {error}") from None
+        # a list such as [0, 1] holds rows, too; an array of integers is rejected
         if array.dtype.kind in "iu" and not isinstance(value, np.ndarray):
             array = array.astype(np.float64)
         if array.dtype.kind != "f" or array.dtype.itemsize > 8:
             raise TypeError(f"{name}: must hold floats; got dtype {array.dtype}")
+        # ``from_numpy`` takes no other byte order and no negative stride, and warns of read-only
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if not array.flags.writeable or any(stride < 0 for stride in array.strides):
             array = array.copy()
+        # ascontiguousarray gives a single number an axis
         tensor = from_numpy(np.ascontiguousarray(array).reshape(array.shape))
     if tensor.dtype not in ROW_SUM_TOLERANCE:
         raise TypeError(
