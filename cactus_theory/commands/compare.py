@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
     def keep(lines: list[dict[str, Any]], total: int) -> None:
         progress.of(len(lines), total)
-        if args.csv:
+        if args.csv:  # anew for each line: an interrupted run keeps its lines
             write_csv(args.csv, lines, {"divergence": kind.spec} | made)
 
     held["surprise"] = args.surprise

@@ -113,10 +113,10 @@ def run(args: Namespace) -> int:
     seen = observation(width, **{name: getattr(args, name) for name in (*COUNTED, *OF_COUNTS)})
     if trace is None:
         pair, _, ids = opened(args, drawn=True)
-        given = {name: getattr(args, name) for name in ("temperature", "max_new_tokens")}
         if seen is not None and heat != 0:
-            given |= dict.fromkeys(("top_k", "top_p"), cuts)  # only None means not given
-            check_followed(pair.target, given, args.ignored)
+            # by name in generation_config.json; one flag of a cut gives both, and None means none
+            given = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
+            check_followed(pair.target, given | {"top_k": cuts, "top_p": cuts}, args.ignored)
         sizes = args.cycles, args.max_new_tokens, args.seed
         record = decoded_record(pair, ids, setting, seen, args.draft_mode, *sizes)
     else:
@@ -159,8 +159,8 @@ def check_asked(args: Namespace) -> None:
                 "greedy (vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); "
                 "got none"
             )
-        matters = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
-        if matters and args.draft_top_k is None and args.draft_top_p is None:
+        cut = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
+        if cut and args.draft_top_k is None and args.draft_top_p is None:
             raise ValueError(
                 f"--draft-top-k, --draft-top-p: {SAID} engines differ in whether they cut "
                 "the draft's, too (vLLM V1 does not); got none"
@@ -172,7 +172,7 @@ def observation(
 ) -> Observation | None:
     """Read an engine's counts from vLLM's metrics, answers' records or printed rates.
 
-    Return None if the flags name none of the three.
+    Return None if the flags name none of the three. ``known`` has the values of further flags.
     """
     known["behind_ends"] = {"in": True, "out": False}.get(known["behind_ends"])
     if records is not None:
@@ -218,7 +218,7 @@ def decoded_record(
 ) -> Line:
     """Decode with the models, then return :func:`record_of` of the rounds.
 
-    By default three times as many rounds are decoded as the engine counted.
+    By default three times as many rounds are decoded as the engine counted, within bounds.
     """
     thrice = 0 if seen is None else round(3 * seen.rounds)
     cycles = cycles or min(max(thrice, FEWEST_ROUNDS), MOST_ROUNDS)
@@ -233,27 +233,27 @@ def decoded_record(
 
 def record_of(trace: Trace, setting: Setting, seen: Observation | None) -> Line:
     """Compute all numbers that are printed, in one pass over the rows."""
-    progress = Progress("adding up rounds", len(trace))
-    law = setting.policy, setting.verifier
-    width = setting.num_draft_tokens
-    healthy = expect(trace, *law, num_draft_tokens=width, on_cycles=progress.update)
-    record = _numbers(trace, setting, healthy)
+    progress, width = Progress("adding up rounds", len(trace)), setting.num_draft_tokens
+    rule, verifier = setting.policy, setting.verifier
+    expected = expect(trace, rule, verifier, num_draft_tokens=width, on_cycles=progress.update)
+    record = _numbers(trace, setting, expected)
     if seen is not None:
-        compared = compare_observed(healthy, seen)
+        compared = compare_observed(expected, seen)
         record["compared"] = vars(compared) | {"sentence": compared.sentence}
     return record
 
 
-def _numbers(trace: Trace, setting: Setting, healthy: Expectation) -> Line:
+def _numbers(trace: Trace, setting: Setting, expected: Expectation) -> Line:
     """Return the setting, the numbers over all positions, and a line for each position."""
-    width = len(healthy.accepted)
+    width = len(expected.accepted)
     # all in one list, as their intervals hold together
     names = ["tokens_per_call", *["accepted"] * width, *["if_reached"] * width]
-    means = [healthy.tokens_per_call, *healthy.accepted, *healthy.if_reached]
-    tokens, *spans = (
+    means = [expected.tokens_per_call, *expected.accepted, *expected.if_reached]
+    tokens_per_call, *by_position = (
         {name: mean.value, f"{name}_low": low, f"{name}_high": high}
-        for name, mean, (low, high) in zip(names, means, healthy.intervals(means), strict=True)
+        for name, mean, (low, high) in zip(names, means, expected.intervals(means), strict=True)
     )
+    accepted, if_reached = by_position[:width], by_position[width:]
     return {
         "policy": setting.policy.at_ends(trace.ends).spec,
         "verifier": setting.verifier.spec,
@@ -261,12 +261,12 @@ def _numbers(trace: Trace, setting: Setting, healthy: Expectation) -> Line:
         "temperature": trace.header.temperature,
         "cuts": str(trace.header.cuts or "cuts unknown"),
         "drafts": "sampled" if trace.manifest.total("draft_rows") else "greedy",
-        "rounds": int(healthy.rounds),
-        "texts": healthy.texts,
-        "errors_of_these_prompts": bool(healthy.strata.any()),
-        **tokens,
+        "rounds": int(expected.rounds),
+        "texts": expected.texts,
+        "errors_of_these_prompts": bool(expected.strata.any()),
+        **tokens_per_call,
         "positions": [
-            {"position": place + 1} | spans[place] | spans[width + place] for place in range(width)
+            {"position": place + 1} | accepted[place] | if_reached[place] for place in range(width)
         ],
     }
 
@@ -301,7 +301,7 @@ def _show_compared(compared: Line) -> None:
             "{observed:.4f} ±{observed_error:.4f}".format(**gap),
             f"{gap['observed'] - gap['expected']:+.4f}",
             f"{gap['errors']:+.1f}",
-            "OFF" * gap["off"],
+            "OFF" if gap["off"] else "",
         ]
         for gap in compared["gaps"]
     ]

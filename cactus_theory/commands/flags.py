@@ -49,8 +49,8 @@ def written(
 ) -> str:
     """Return the command line with every flag that is not at its default, for the provenance.
 
-    ``leave_out`` names the flags that say where results go. Values of type Path and absolute paths
-    are shortened to the file's name.
+    ``head`` is the program with its command; ``leave_out`` names the flags that say where results
+    go. Values of type Path and absolute paths are shortened to the file's name.
     """
     positional, flags = [head], []
     for action in parser._actions:
@@ -90,7 +90,8 @@ def add_policy(
     the flag must not be repeated, and commands read it with :func:`one_policy`.
     """
     text = f"one of {', '.join(names.POLICIES)}, or FILE.py:NAME; with :knob=value,knob=value"
-    text += f"; may be repeated, {several}" * bool(several)
+    if several:
+        text += f"; may be repeated, {several}"
     add = partial(parser.add_argument, "--policy", action=Repeated, metavar="SPEC")
     add(required=required, default=default, help=text)
 
@@ -237,9 +238,8 @@ def check_outputs(args: argparse.Namespace) -> None:
     a ModuleNotFoundError for a plot without matplotlib (extra ``figures``).
     """
     traced = args.command == "trace"  # the --out of trace is a folder
-    for name, suffixes in (
-        OUTPUTS | {"out": () if traced else (OUT.get(args.command, ""),)}
-    ).items():
+    of_out = () if traced else (OUT.get(args.command, ""),)
+    for name, suffixes in (OUTPUTS | {"out": of_out}).items():
         check_writable(f"--{name}", getattr(args, name, None), *suffixes, folders=traced)
     if getattr(args, "plot", None) is not None:
         check.optional_module("matplotlib", "figures")

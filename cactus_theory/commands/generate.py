@@ -70,13 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text with its counts, nats and seconds; return 0."""
     from cactus_theory.base.tables import print_json
-    from cactus_theory.commands.inputs import given_cuts
     from cactus_theory.commands.models import loaded
-    from cactus_theory.decoding import DecodeOptions, Ledger
+    from cactus_theory.decoding import DecodeOptions
     from cactus_theory.decoding.drafters import Siblings
-    from cactus_theory.decoding.schedule import read_rule
-    from cactus_theory.decoding.truncation import WHOLE
-    from cactus_theory.tuned import TunedSetting
 
     if args.prompts and (args.json or args.stream):
         raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
@@ -87,30 +83,13 @@ def run(args: argparse.Namespace) -> int:
     prompts, drafted = given_prompts(args), args.draft is not None and str(args.draft) != "none"
     if not drafted:
         refuse(args, OF_DRAFTS, "must be given with --draft")
-    named, cuts = one_policy(args), given_cuts(args)
-    if args.tuned is None:
-        usual = defaults.VERIFIER if args.siblings is None else "tree"
-        asked = args.num_draft_tokens
-        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
-        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
-        policy: Any = read_rule(named or defaults.POLICY) if drafted else None
-        tuned = TunedSetting(policy, width, args.verifier or usual, temperature, cuts or WHOLE)
-    else:
-        if named is not None:
-            raise ValueError("--policy, --tuned: at most one may be given; got both")
-        refuse(args, ("verifier", "num_draft_tokens", "siblings"), "must not be given with --tuned")
-        tuned = ct.load_tuned(args.tuned, trust_code=args.trust_code)
-        _check_tuned(tuned, args.tuned, args.temperature, cuts, drafted)
-        if tuned.plain:
-            refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
-    if args.cap is not None and not tuned.plain:
-        tuned = replace(tuned, policy=Ledger(tuned.policy, args.cap))
+    named, setting = one_policy(args), _setting(args, drafted)
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
-    options = DecodeOptions(**tuned.keywords, **sizes)
+    options = DecodeOptions(**setting.keywords, **sizes)
     check.optional_module("transformers", "llm")  # options are checked before models are loaded
     pair = loaded(args)
-    tuned.check_pair(pair.target, pair.draft)
-    if tuned.plain and drafted:
+    setting.check_pair(pair.target, pair.draft)
+    if setting.plain and drafted:
         _note(f"plain decoding was the fastest in {args.tuned}: nothing is drafted")
     lossy = named not in (None, defaults.POLICY)
     if drafted and lossy and not options.temperature and not options.relaxes_greedy:
@@ -118,11 +97,11 @@ def run(args: argparse.Namespace) -> int:
         _note(f"{exact}; regret:price=20 does")
         # the decode would say so again
         warnings.filterwarnings("ignore", "policy: .* relaxes nothing at temperature 0")
-    if warning := tuned.below_floor:
+    if warning := setting.below_floor:
         _note(warning)
     options = options.at_ends_of(pair.target)
     ids = rendered_ids(args, pair.tokenizer, prompts)
-    drafter: Any = tuned.drafter(pair.draft)
+    drafter: Any = setting.drafter(pair.draft)
     if args.siblings:
         drafter = Siblings(drafter, args.siblings)
     if args.prompts:
@@ -142,6 +121,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _setting(args: argparse.Namespace, drafted: bool) -> Any:
+    """Return the TunedSetting of the flags, or of the file of --tuned, with the ledger of --cap."""
+    from cactus_theory.commands.inputs import given_cuts
+    from cactus_theory.decoding import Ledger
+    from cactus_theory.decoding.schedule import read_rule
+    from cactus_theory.decoding.truncation import WHOLE
+    from cactus_theory.tuned import TunedSetting
+
+    named, cuts = one_policy(args), given_cuts(args)
+    if args.tuned is None:
+        usual = defaults.VERIFIER if args.siblings is None else "tree"
+        asked = args.num_draft_tokens
+        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
+        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
+        policy: Any = read_rule(named or defaults.POLICY) if drafted else None
+        setting = TunedSetting(policy, width, args.verifier or usual, temperature, cuts or WHOLE)
+    else:
+        if named is not None:
+            raise ValueError("--policy, --tuned: at most one may be given; got both")
+        refuse(args, ("verifier", "num_draft_tokens", "siblings"), "must not be given with --tuned")
+        setting = ct.load_tuned(args.tuned, trust_code=args.trust_code)
+        _check_tuned(setting, args.tuned, args.temperature, cuts, drafted)
+        if setting.plain:
+            refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
+    if args.cap is not None and not setting.plain:
+        setting = replace(setting, policy=Ledger(setting.policy, args.cap))
+    return setting
+
+
 def _note(text: str) -> None:
     print(f"cactus-theory generate: {text}", file=sys.stderr)
 
@@ -156,8 +164,8 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
         by_place = ", ".join("–" if math.isnan(rate) else f"{rate:.0%}" for rate in rates)
         accepted = f"{answer['num_accepted_tokens']} of {count} drafted tokens accepted"
         yield accepted + (f"; by position, of those reached: {by_place}" if rates else "")
-    for unit, of in (("kl", ""), ("regret", " of regret")) if drafted else ():
-        if f"emitted_{unit}" in answer:
+    for unit, of in (("kl", ""), ("regret", " of regret")):
+        if drafted and f"emitted_{unit}" in answer:
             per_token, largest = answer[f"emitted_{unit}_per_token"], answer[f"largest_row_{unit}"]
             total = f"{answer[f'emitted_{unit}']:.4g} nats{of}, {per_token:.4g} a token"
             yield f"{total}, {largest:.4g} at the largest row"

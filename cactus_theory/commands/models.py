@@ -33,7 +33,7 @@ def choose_threads(count: int | None, target: Any = None) -> str:
         count = torch.get_num_threads() if size >= LARGE else 1
     torch.set_num_threads(check.threads(count))
     count = torch.get_num_threads()
-    return f"{count} thread{'s' * (count > 1)} of torch"
+    return f"{count} thread{'s' if count > 1 else ''} of torch"
 
 
 def has_models(args: argparse.Namespace) -> bool:
@@ -46,9 +46,9 @@ def has_models(args: argparse.Namespace) -> bool:
     if models and missing:
         given = ", ".join(f"--{name}" for name in models)
         raise ValueError(f"--{missing[0]}: must be given with {given}")
-    unread = () if models else OF_LOADING
     usual = {"dtype": AUTO, "device": "cpu", "chat": False, "show_prompt": False, "ignored": []}
-    refuse(args, unread, "must be given with --target", **usual)
+    if not models:
+        refuse(args, OF_LOADING, "must be given with --target", **usual)
     return bool(models)
 
 
@@ -60,7 +60,8 @@ def decoding(args: argparse.Namespace) -> str:
     for name, value in given.items():
         if value not in (None, AUTO, "cpu"):  # the defaults of generate
             words += [f"--{name}", *(value if isinstance(value, list) else [str(value)])]
-    return shlex.join([*words, *["--chat"] * args.chat, *["--trust-code"] * args.trust_code])
+    switches = {"--chat": args.chat, "--trust-code": args.trust_code}
+    return shlex.join([*words, *(name for name, given in switches.items() if given)])
 
 
 def loaded(args: argparse.Namespace) -> Pair:
@@ -72,6 +73,7 @@ def loaded(args: argparse.Namespace) -> Pair:
         Errors of :func:`cactus_theory.decoding.load_pair`; more than two revisions.
     """
     asked: str = args.dtype
+    # None for each of the two that was not given
     revision, draft_revision, *more = *(args.revision or ()), None, None
     if (count := getattr(args, "threads", None)) is not None:
         check.threads(count)

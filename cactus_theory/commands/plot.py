@@ -23,7 +23,7 @@ def _looks() -> dict[str, dict[str, Any]]:
 
 LOOKS = _looks()
 COLOUR = {name: look["color"] for name, look in LOOKS.items()}
-INK, OPTIMUM = COLOUR["speculative"], COLOUR["band_price"]
+INK = COLOUR["speculative"]
 
 
 def settings() -> Any:
@@ -42,7 +42,7 @@ METADATA = {
 }
 # the frontier is drawn up to this factor times the largest nats of a policy
 BEYOND = 1.5
-# policies take the colours of these names in turn; the band has the optimum's blue
+# lines take the colours of these names in turn
 SHOWN = ("cactus", "typical", "band_block", "cactus_exact", "band_delta", "speculative")
 COLOURS = [COLOUR[name] for name in SHOWN]
 MARKERS = "osD^vP*X"
@@ -50,6 +50,9 @@ MARKERS = "osD^vP*X"
 
 # widths of plots in inches: of a page, and of one of two columns
 WIDTHS = {"page": 7.2, "column": 3.4}
+# a point: nats, speed over that of lossless sampling, and its standard error
+Point = tuple[float, float, float]
+LOSSLESS: Point = 0.0, 1.0, 0.0
 
 
 def save_comparison(path: str, found: Any, frontier: Any, width: str) -> None:
@@ -67,20 +70,8 @@ def save_comparison(path: str, found: Any, frontier: Any, width: str) -> None:
     import numpy as np
     from matplotlib.figure import Figure
 
-    # points (nats, speed over lossless, its standard error) by name
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    lossless, start = found.lines[0], (0.0, 1.0, 0.0)
+    lossless, curves = found.lines[0], _curves(found.lines)
     traced = "tokens_per_call" in lossless
-    ways = {(line.get("verifier"), line.get("num_draft_tokens")) for line in found.lines}
-    for line in found.lines:
-        nats, policy = line["nats"], line["policy"]
-        if nats is not None and nats < math.inf and policy != lossless["policy"]:
-            name = short(policy, line["knob"])
-            if len(ways) > 1:
-                name += f", {line['verifier']}, K = {line['num_draft_tokens']}"
-            # a curve of solved knobs begins at lossless sampling; a fixed policy is one point
-            points = curves.setdefault(name, [start] if line["held"] else [])
-            points.append((nats, line["over_lossless"], line["over_lossless_se"]))
     with matplotlib.rc_context(settings()):
         figure = Figure(figsize=(WIDTHS[width], 3.2), layout="constrained")
         axes = figure.subplots()
@@ -92,18 +83,38 @@ def save_comparison(path: str, found: Any, frontier: Any, width: str) -> None:
             axes.plot(np.asarray(frontier.delta)[shown], optimum, **options)
         for number, (name, points) in enumerate(curves.items()):
             spent, ratio, error = zip(*sorted(points), strict=True)
-            # the last colour is that of lossless sampling
-            colour = OPTIMUM if name == "band" else COLOURS[number % (len(COLOURS) - 1)]
+            # the band has its blue; the last colour is left to the point of lossless sampling
+            in_turn = COLOURS[number % (len(COLOURS) - 1)]
+            colour = COLOUR["band_price"] if name == "band" else in_turn
             options = {"marker": MARKERS[number % len(MARKERS)], "color": colour, "label": name}
             bars = None if np.isnan(error).any() else error
             axes.errorbar(spent, ratio, bars, ms=4, lw=1.2, elinewidth=0.7, **options)
-        axes.plot(*start[:2], "s", color=INK, label="lossless", zorder=5)
+        axes.plot(*LOSSLESS[:2], "s", color=INK, label="lossless", zorder=5)
         kind = {"kl": "KL"}.get(found.notes["divergence"], found.notes["divergence"])
         axes.set_xlabel(f"{kind}, nats a {'token' if traced else 'row'}")
         axes.set_ylabel(f"{'tokens a call' if traced else 'acceptance'}, × lossless")
         across: Any = {"ncols": 2 if width == "column" else 4, "frameon": False, "fontsize": 7.5}
         figure.legend(loc="outside lower center", **across)
         write_picture(path, figure)
+
+
+def _curves(lines: list[dict[str, Any]]) -> dict[str, list[Point]]:
+    """Return the points of each lossy policy by its name in the legend.
+
+    The name has verifier and K if the lines differ in them; lines without finite nats are left out.
+    """
+    curves, lossless = dict[str, list[Point]](), lines[0]["policy"]
+    ways = {(line.get("verifier"), line.get("num_draft_tokens")) for line in lines}
+    for line in lines:
+        nats, policy = line["nats"], line["policy"]
+        if nats is not None and nats < math.inf and policy != lossless:
+            name = short(policy, line["knob"])
+            if len(ways) > 1:
+                name += f", {line['verifier']}, K = {line['num_draft_tokens']}"
+            # a curve of solved knobs begins at lossless sampling; a fixed policy is one point
+            points = curves.setdefault(name, [LOSSLESS] if line["held"] else [])
+            points.append((nats, line["over_lossless"], line["over_lossless_se"]))
+    return curves
 
 
 def short(policy: str, knob: float | None) -> str:

@@ -55,11 +55,12 @@ def run(args: argparse.Namespace) -> int:
     """
     nats = {name: getattr(args, name) for name in NATS}
     events = [EventBounds(rate, **nats) for rate in args.rate]
-    first, record, averages, empty = events[0], None, [], 0
+    first, record, averages, empty = events[0], None, [], 0  # events differ in their rate alone
     if args.readings is not None:
         charged, empty = read_readings(args.readings, first)
         record = confidence_bound(charged, first.nats)
         averages = [EventBounds(rate, cap=record.bound) for rate in args.rate]
+    # without a limit on tokens the bound rises once, after the lossless tokens
     last = first.tokens or first.lossless + 1
     # numbers of first tokens: the powers of 2, those that are lossless, and all
     places = {2**power for power in range(last.bit_length())} | {first.lossless or last, last}

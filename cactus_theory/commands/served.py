@@ -121,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         return answer
 
     def log_of(path: str, state: str | None) -> tuple[Log, dict[tuple[int, ...], list[Any]]]:
+        """Read a file on; with --control also return, by prompt, each answer's ln Π r/h (M,)."""
         log = Log.opened(state, setting, Evidence(names, args.slack, args.alpha))
         progress = Progress("bytes read", Path(path).stat().st_size)
         sums = defaultdict[tuple[int, ...], list[Any]](list)
@@ -146,7 +147,11 @@ def run(args: argparse.Namespace) -> int:
 def _paired(
     ours: dict[tuple[int, ...], list[Any]], log: Log, controls: dict[Any, list[Any]], alpha: float
 ) -> dict[str, Any]:
-    """Return the paired test of the two arms; the n-th answers to the same prompt are a pair."""
+    """Return the paired test of the two arms; the n-th answers to the same prompt are a pair.
+
+    ``ours`` and ``controls`` hold, by prompt, ln Π r/h (M,) of each answer; ``log`` is that of the
+    control arm.
+    """
     arms = ((answers, controls.get(prompt, ())) for prompt, answers in ours.items())
     pairs = [pair for both in arms for pair in zip(*both, strict=False)]
     if not pairs:
@@ -233,7 +238,8 @@ def _table(record: dict[str, Any], evidence: Evidence) -> None:
             f"{line['alternative']} ({_count(line['more_tokens'])})" for line in later
         )
         said = f"so many tokens show {len(differing) - len(later)} of {len(differing)} alternatives"
-        said += f"; not yet (more tokens): {names}" * bool(later)
+        if later:
+            said += f"; not yet (more tokens): {names}"
         print("\n" + textwrap.fill(said, width_of_terminal(WIDEST)))
         return
     first = differing[0]

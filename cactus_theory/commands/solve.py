@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pooled", action="store_true", help="let all rows share the budget, on average"
     )
-    parser.add_argument("--support", default="target", help="target (default) or free")
+    text = "tokens that may be emitted: those with q > 0 (target, default), or all (free)"
+    parser.add_argument("--support", default="target", help=text)
     parser.add_argument("--out", metavar="FILE.npy", help="also save the optimal rows")
 
 
@@ -45,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from cactus_theory.commands.inputs import rows, shown_frontier
 
     q, p = rows(args)
-    asked: dict[str, Any] = {"divergence": (spec := ct.divergence(args.divergence).spec)}
+    spec = ct.divergence(args.divergence).spec
+    asked: dict[str, Any] = {"divergence": spec}
     goal = {name: getattr(args, name) for name in GOALS if getattr(args, name) is not None}
     numbers: dict[str, Any] = {}
     if args.frontier is not None or args.pooled:
