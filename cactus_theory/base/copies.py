@@ -67,10 +67,7 @@ def _changed(copy: Any, value: Any) -> bool:
 
 @contextmanager
 def lent(name: str, *values: Any) -> Generator[tuple[Any, ...]]:
-    """Lend copies of rows to the rule called ``name``; ValueError if the rule writes into them.
-
-    TypeError, which says so, if the rule mixes numpy with torch.
-    """
+    """Lend copies of rows to the rule called ``name``; ValueError if the rule writes into them."""
     copies, how = copied(values), "they were changed"
     try:
         yield copies

@@ -149,8 +149,7 @@ def _paired(
 ) -> dict[str, Any]:
     """Return the paired test of the two arms; the n-th answers to the same prompt are a pair.
 
-    ``ours`` and ``controls`` hold, by prompt, ln Π r/h (M,) of each answer; ``log`` is that of the
-    control arm.
+    ``log`` and ``controls`` are of the control arm; the dictionaries are as ``log_of`` makes them.
     """
     arms = ((answers, controls.get(prompt, ())) for prompt, answers in ours.items())
     pairs = [pair for both in arms for pair in zip(*both, strict=False)]

@@ -212,7 +212,7 @@ def _above(rows: Rows, share: float) -> Law:
 
 
 def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: float = 0) -> Law:
-    """Return the law if logits of tokens of the answer (``repeated``: or prompt) are lowered."""
+    """Return the law if the answer's tokens get lower logits; by ``repeated`` the prompt's, too."""
     scores = rows.logits
     if repeated != 1:
         harder = torch.where(scores > 0, scores / repeated, scores * repeated)
@@ -285,7 +285,7 @@ def _coin_twice(rows: Rows) -> Law:
     assert p is not None
     rest = (q - p).clamp(min=0.0)
     total = rest.sum(-1, keepdim=True)
-    ends = (rest / total.clamp(min=1e-300)).cumsum(-1).clamp(max=1.0)
+    ends = (rest / total.clamp(min=1e-300)).cumsum(-1).clamp(max=1.0)  # F(x)
     accept = torch.where(p > 0, q / p.clamp(min=1e-300), 1.0).clamp(max=1.0)
     rising, order = accept.sort(-1)
     mass = p.gather(-1, order)
@@ -313,9 +313,10 @@ def _misreported(rows: Rows, sampled: Law, reported: Law) -> Law:
 
 
 def _deferred(rows: Rows) -> Law:
-    """Return the law of FLy: every drafted token is accepted where the target is undecided.
+    """Return the law of FLy: where the target is undecided, drafted tokens with q > 0 are accepted.
 
-    Undecided is a row whose three likeliest tokens have −Σ q ln q ≥ 0.3 nats.
+    Undecided is a row whose three likeliest tokens have −Σ q ln q ≥ 0.3 nats. A token that replaces
+    a rejected one is drawn from q.
     """
     assert rows.p is not None
     first = rows.q.topk(min(3, rows.q.shape[-1])).values
@@ -447,29 +448,30 @@ def log_factors(
     if (rule := rows.claim.rule) is not None:
         claimed = torch.maximum(claimed, rule.undrafted(rows.q))
     uncut, h = rows.whole.gather(-1, ids), claimed.gather(-1, ids)
-    beyond, distance = h <= 0, torch.zeros_like(h)
-    if bool(beyond.any()):
-        distance = torch.where(beyond, _beyond(rows, ids), 0.0)
+    outside, distance = h <= 0, torch.zeros_like(h)
+    if bool(outside.any()):
+        distance = torch.where(outside, _beyond(rows, ids), 0.0)
         mass_kept = torch.where(rows.q > 0, rows.whole, 0.0).sum(-1, keepdim=True)
         share = UNCLAIMED ** (distance / edge).clamp(max=1.0)
-        h = torch.where(beyond, uncut * share / mass_kept, h)
+        h = torch.where(outside, uncut * share / mass_kept, h)
     h = h.clamp(min=1e-300)
-    floor = torch.maximum(claimed, UNCLAIMED * rows.whole)[looked_at].clamp_(min=1e-300)
+    # h of all tokens for KL(r‖h), above 0 so that no divergence is infinite
+    positive_h = torch.maximum(claimed, UNCLAIMED * rows.whole)[looked_at].clamp_(min=1e-300)
     for number, alternative in enumerate(table):
         if (law := alternative.law(rows)) is claimed:
             continue
         # r is the mixture SHARE · h + (1 − SHARE) · law, with the claimed h, 0 beyond the cuts
         ratio = law.gather(-1, ids) / h
-        mixed = SHARE * beyond.logical_not().double() + (1 - SHARE) * ratio
+        mixed = SHARE * outside.logical_not().double() + (1 - SHARE) * ratio
         # a token that neither the claim nor this alternative emits is evidence for neither
-        factors[..., number] = torch.where(beyond & (ratio == 0), 1.0, mixed).log_()
+        factors[..., number] = torch.where(outside & (ratio == 0), 1.0, mixed).log_()
         some = law[looked_at]
-        growth[number] = (some * some.div(floor).mul_(1 - SHARE).add_(SHARE).log_()).sum()
+        growth[number] = (some * some.div(positive_h).mul_(1 - SHARE).add_(SHARE).log_()).sum()
     return factors, growth, distance
 
 
 def _beyond(rows: Rows, ids: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return by how many nats each token lies outside the claimed cuts; 0 for tokens inside."""
+    """Return the distances of tokens from the claimed cuts that :func:`log_factors` defines."""
     cuts, scores = rows.claim.cuts, rows.logits / (rows.claim.temperature or 1.0)
     of_token, falling = scores.gather(-1, ids), scores.gather(-1, rows.order)
     if not rows.claim.temperature:

@@ -226,6 +226,7 @@ class Reader:
             if draft is not None:
                 scores = fitted(draft.feed(new, counts, keep)[0], self.vocab)
             elif head is not None:  # the head's last row belongs to the next chunk's first token
+                # what the head reads at each new place: the target's states and the next token
                 units, counts = head.fresh([1])
                 states = head.run(units, counts)
                 head.cache.extend(counts)
@@ -324,7 +325,8 @@ class Log:
                     break
                 answer = self._leave(number, str(error))
             if answer is not None and not answer.token_ids:
-                self.empty, answer = self.empty + 1, self._leave(number, "its answer is empty")
+                self.empty += 1
+                answer = self._leave(number, "its answer is empty")
             longest = reader.longest
             if answer is not None and longest and len(answer.prompt + answer.token_ids) > longest:
                 answer = self._leave(number, f"it is longer than the model's {longest} positions")
@@ -341,7 +343,7 @@ class Log:
         self.save(state)
 
     def _leave(self, number: int, reason: str) -> None:
-        """Count a line that cannot be used, and keep its reason."""
+        """Count a line that cannot be used, and keep its reason; return None as its answer."""
         self.skipped += 1
         if len(self.left_out) < NAMED:
             self.left_out.append((number, reason))

@@ -122,7 +122,7 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
     if missing := [name for name in (*lists, "target_log_probs") if name not in tensors]:
         return f"cut rows need {', '.join(missing)}"
     tokens, drafts, entries, drafted, ids = (tensors[name] for name in lists)
-    lasts = len(drafted), None, len(ids)
+    lasts = len(drafted), None, len(ids)  # last entries of the offsets, the first three ``lists``
     for name, offsets, last in zip(lists, (tokens, drafts, entries), lasts, strict=False):
         starts = offsets.dtype == torch.int64 and offsets.ndim == 1 and len(offsets) > 0
         starts = starts and offsets[0] == 0

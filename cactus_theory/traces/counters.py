@@ -317,10 +317,11 @@ class _Gaps:
 
     def __init__(self, expectation: Expectation, observation: Observation) -> None:
         self.expectation = expectation
-        # share of the engine's rounds, and number of the trace's, that accept the position before
+        # by position, the engine's share, and its number, of rounds that accept the position before
         share_before = np.concatenate([[1.0], observation.accepted[:-1]])
-        before, go_on, reach = expectation.mass
         counted = share_before * observation.rounds
+        # the trace's number of these rounds, of those that go on, and of those that then draft it
+        before, go_on, reach = expectation.mass
         places = np.flatnonzero(np.minimum(counted, before[: len(counted)]) >= FEWEST)
         if not len(places):
             raise CannotSay(f"cannot say: at least {FEWEST} rounds must be expected and counted")

@@ -39,6 +39,7 @@ def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
             continue
         ids, q, p = batch.draft_token_ids[:, 0], batch.target_probs[:, 0], batch.draft_probs
         nodes = nodes_of_rows(Chain(), rule, q, one_hot(ids, q) if p is None else p[:, 0])
+        # rows with a solver give single entries of h; the laws of all others are computed together
         write_laws(node for node in nodes if node.solved is None)
         text = int(batch.text[0])  # the rounds of a batch are of one text
         for end in trace.ends:

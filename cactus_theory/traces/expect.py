@@ -222,7 +222,7 @@ def expect(
     rule = charged_policy(trace, policy)
     verifier = find_verifier(verifier)
     verifier.check(rule)
-    longest, done = trace.header.details.get("max_new_tokens"), 0
+    max_new_tokens, done = trace.header.details.get("max_new_tokens"), 0
     # an empty first part, as np.concatenate needs one where no round has a draft
     no_rounds, no_rows = np.zeros(0, int), np.zeros((0, width + 1))
     parts: list[Any] = [(no_rounds, no_rounds, no_rounds, no_rows.astype(bool), no_rows)]
@@ -234,8 +234,8 @@ def expect(
             continue
         *law, _ = batch_law(batch, rule, verifier, {}, trace.ends)
         left = np.full(count, width)
-        if longest is not None:  # every call gives a token that is not drafted
-            left = np.clip(longest - 1 - batch.position.numpy(), 0, width)
+        if max_new_tokens is not None:  # every call gives a token that is not drafted
+            left = np.clip(max_new_tokens - 1 - batch.position.numpy(), 0, width)
         to_width = (0, 0), (0, width - drafted)
         alive, going = (np.pad(rows.numpy(), to_width) for rows in law)
         parts.append((batch.text.numpy(), np.full(count, drafted), left, going, alive))

@@ -254,7 +254,7 @@ class Folder(Resource):
             if (self.path / name).is_file():
                 self._compare(name)
                 break
-        else:
+        else:  # neither file: the folder is new
             if names := sorted(item.name for item in self.path.iterdir() if item.name != LOCK):
                 raise ValueError(
                     f"folder: must be empty or hold a trace; {self.path} holds {names[0]}"

@@ -32,8 +32,6 @@ from cactus_theory.verify.draft import Draft
 
 # first entries of each weight tensor that :func:`identity` reads: in two models they differ
 WEIGHT_ENTRIES = 8
-# default precision of logged rows: at temperatures above 0, and at temperature 0
-ROUNDED = "float16", "float32"
 OnText = Callable[[int, int], Any]
 
 
@@ -112,6 +110,7 @@ def log_trace(
     if not checked_temperature(temperature):
         policy = greedy_policy(policy)
     setting = Setting(policy, num_draft_tokens, verifier, temperature, cuts)
+    # ``drafter`` also cuts the draft's rows; the header holds draft and cuts separately
     drafter, uncut = setting.drafter(draft_model), as_drafter(draft_model)
     prompts = [[int(token) for token in prompt] for prompt in prompts_ids]
     sizes = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": max_new_tokens}
@@ -130,10 +129,11 @@ def log_trace(
         meter=False,
     ).at_ends_of(target_model)
     _check(target_model, drafter, prompts, options)
+    usual_dtype = "float16" if temperature else "float32"
     header = Header(
         vocab_size=text_config(target_model).vocab_size,
         num_draft_tokens=num_draft_tokens,
-        dtype=check.one_of("dtype", dtype or ROUNDED[not temperature], tuple(DTYPES)),
+        dtype=check.one_of("dtype", dtype or usual_dtype, tuple(DTYPES)),
         target=name_of(target_model),
         draft=name_of(draft_model),
         temperature=float(temperature),

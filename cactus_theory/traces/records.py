@@ -34,18 +34,20 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
     """
     histograms, drafted, reached, engines = [], [], [], set[str]()
     for number, item in enumerate(_objects(path), 1):
-        if (parts := _record(item)) is None:
+        parts = _record(item)
+        if parts is None:
             continue
         engine, record, histogram = parts
         where = f"--records: record {number} of {path}"
-        counts = _counts(f"{where}: the histogram", histogram)
-        if len(counts := np.trim_zeros(counts, "b")) > width + 1:
+        counts = np.trim_zeros(_counts(f"{where}: the histogram", histogram), "b")
+        if len(counts) > width + 1:
             raise ValueError(
                 f"{where}: must accept at most the {width} tokens that are expected to be drafted "
                 f"(--num-draft-tokens); got {len(counts) - 1}"
             )
         counts = np.pad(counts, (0, width + 1 - len(counts)))
         accepted = int(counts @ np.arange(width + 1))
+        # the engines' own sums, if the record has them
         sums = dict.fromkeys(("num_spec_steps", "spec_verify_ct"), counts.sum())
         for name, sum_ in (sums | {"num_accepted_draft_tokens": accepted}).items():
             if record.get(name, sum_) != sum_:

@@ -176,7 +176,8 @@ def _replay_regret(trace: Trace, path: RegretPath, ahead_counts: bool, sums: Rep
 
     Only the regrets of the drafted tokens are read. They suffice because a token that is not
     accepted is replaced by its row's argmax, at regret 0. The general code writes whole rows and
-    takes ten times as long or more.
+    takes ten times as long or more. ``ahead_counts``: whether the tokens after a token count in the
+    decision to keep it, as under a block.
     """
     for text, *whole in trace.losses:
         width = min(whole[0].shape[1], sums.num_draft_tokens)
@@ -286,7 +287,7 @@ def batch_law(
     alive[:, 0] = 1.0
     spent = {spec: torch.zeros_like(alive[:, 1:]) for spec in kinds}
     for place in range(width):
-        # a node that is never reached spends nothing, so its row is not solved
+        # rows and alive ratios P; a node that is never reached spends nothing and is not solved
         reached = {row: ratio for row, ratio in enumerate(alive[:, place].tolist()) if ratio > 0}
         rows = [*reached]
         nodes = [node_at(row, place, ratio if by_path else 1.0) for row, ratio in reached.items()]
@@ -301,6 +302,7 @@ def batch_law(
 def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list[float]:
     """Return the divergence, or the quantity of SIGNED, that each node spends."""
     if kind is None:
+        # directions are entropy, surprise and agreement
         return [node.directions[1 + SIGNED.index(spec)] for node in nodes]
     charge_nodes(nodes, kind)
     return [node.charge(kind).spent for node in nodes]
@@ -309,5 +311,6 @@ def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list
 def _of_rows(spec: str, kind: Divergence | None, h: Tensor, q: Tensor) -> Tensor:
     """Return the divergence of rows h from rows q, or their quantity of SIGNED."""
     if kind is None:
-        return directions(h.double(), q.double())[1 + SIGNED.index(spec)]
+        _, *signed = directions(h.double(), q.double())  # without the entropy
+        return signed[SIGNED.index(spec)]
     return divergences_of(kind, h, q)

@@ -113,7 +113,9 @@ def pack(cycles: Sequence[Cycle], dtype: torch.dtype, vocab: int) -> Shard:
             raise ValueError(f"position: must lie in [0, 2^31); got {cycle.position}")
         ids = cycle.draft_token_ids
         tensors.check_tensor("draft_token_ids", ids, "token ids", torch.int64, torch.int32)
-        for token in ids[(ids < 0) | (ids >= vocab)].flatten()[:1].tolist():
+        outside = (ids < 0) | (ids >= vocab)
+        if bool(outside.any()):
+            token = int(ids[outside][0])
             raise ValueError(f"draft_token_ids: must lie in [0, {vocab}); got {token}")
         _check_shape("target_probs", cycle.target_probs, count + 1, vocab)
         if cycle.draft_probs is not None:
@@ -233,7 +235,8 @@ def _faults(tensors: Mapping[str, Tensor], vocab: int, most: int) -> Iterator[st
                 f"got {rows.dtype}, shape {tuple(rows.shape)}"
             )
         sums, tolerance = rows.float().exp().sum(-1), STORED_SUM_TOLERANCE[rows.dtype]
-        for row in (~((sums - 1).abs() <= tolerance)).nonzero()[:1, 0].tolist():  # NaN is not
+        # the first wrong row, if there is one; NaN is wrong, too
+        for row in (~((sums - 1).abs() <= tolerance)).nonzero()[:1, 0].tolist():
             yield (
                 f"{name}: rows must be log-probabilities, summing to 1 within {tolerance:g}; "
                 f"row {row} sums to {float(sums[row]):.6g}"

@@ -193,9 +193,10 @@ def compare(
     mixture:alpha=0.276588 0.711
     """
     source = source_of(rows)
-    asked = [(held, checked_level(level, held)) for held, levels in
-             (("nats", nats), ("acceptance", acceptance), ("regret", regret))
-             for level in ([levels] if isinstance(levels, int | float) else levels)]  # fmt: skip
+    asked: list[tuple[str, float]] = []
+    for held, levels in {"nats": nats, "acceptance": acceptance, "regret": regret}.items():
+        several = [levels] if isinstance(levels, int | float) else levels
+        asked += [(held, checked_level(level, held)) for level in several]
     kind = charged_in(source, divergence, *(held for held, _ in asked))
     greedy = kind == REGRET
     asked = asked or [("regret" if greedy else "nats", level) for level in USUAL_NATS]
@@ -221,7 +222,7 @@ def compare(
     lines += [(family, level) for level in asked for family in lossy if family.varied]
     table, total = _Table(source, kind, undrafted, surprise), len(ways) * len(lines)
     for verifier, width in ways:
-        table.first, table.lossless = {}, None
+        table.first, table.lossless = {}, None  # ratios are to lines of the same verifier and K
         for family, (held, level) in lines:
             table.add(replace(family, verifier=verifier), width, held, level)
             if family.name == families[0].name:
@@ -277,33 +278,44 @@ class _Table:
 
         ``held`` is nats, regret or acceptance. If it is None, the policy is used as it is.
         """
-        why, self.made, policy = "", None, family.base
+        self.made, policy = None, family.base
         try:
             find_verifier(family.verifier).check(policy)
         except ValueError as error:
             why = str(error)
         else:
-            knobs = self._knobs(family, width, held)
-            if self.surprise is not None and held is not None:
-                make = partial(self._knobs, width=width, held=held)
-                family, knobs = within_surprise(family, make, width, level, self.surprise)
-            self.made = knobs.at(width, level)
-            if held and self.made and self.surprise is not None:
-                why = self._too_surprising(family)
-            if held is None:  # a fixed policy was run once, at the looseness ``first``
-                self.made = knobs.replays[width].get(family.first)
-                # with "=" the spec itself chose the knob's value
-                if self.made is not None and "=" not in family.name and not family.lossless:
-                    why = "has no knob that is free, and its own nats"
-            elif self.made is not None:
-                policy = family.policy(knobs.solved[width])
-            if self.made is None:
-                why = knobs.why(width, level, held or "nats")
+            if held is None:
+                why = self._run_once(family, width, level)
+            else:
+                policy, why = self._solve(family, width, held, level)
         line: Line = {"policy": family.name if self.made is None else self.made.policy}
         line |= {"held": held, "asked": None if held is None else level}
         line["knob"] = getattr(policy, family.varied) if held and self.made else None
         line |= self._measured(family.verifier, policy, width, (held, level)) | {"why": why}
         self.lines.append(line)
+
+    def _run_once(self, family: Family, width: int, level: float) -> str:
+        """Set ``made`` to the run of a fixed policy; return why the line is not solved, or ""."""
+        knobs = self._knobs(family, width, None)
+        knobs.at(width, level)  # tries the looseness ``first`` alone
+        self.made = knobs.replays[width].get(family.first)
+        if self.made is None:
+            return knobs.why(width, level, "nats")
+        # with "=" the spec itself chose the knob's value
+        fixed = "=" in family.name or family.lossless
+        return "" if fixed else "has no knob that is free, and its own nats"
+
+    def _solve(self, family: Family, width: int, held: str, level: float) -> tuple[Policy, str]:
+        """Set ``made`` to the run at the level, or None; return the policy, and why not, or ""."""
+        knobs = self._knobs(family, width, held)
+        if self.surprise is not None:
+            make = partial(self._knobs, width=width, held=held)
+            family, knobs = within_surprise(family, make, width, level, self.surprise)
+        self.made = knobs.at(width, level)
+        if self.made is None:
+            return family.base, knobs.why(width, level, held)
+        why = "" if self.surprise is None else self._too_surprising(family)
+        return family.policy(knobs.solved[width]), why
 
     def _knobs(self, family: Family, width: int, held: str | None) -> Knobs:
         """Return the knobs of a family; knobs and their runs are kept for further lines."""
@@ -326,7 +338,8 @@ class _Table:
         made, line = self.made, dict[str, Any]()
         # the first policy at this level, or its only line if it has no free knob
         first = self.first.get(asked) or self.first.get((None, math.inf))
-        others = self.lossless or made, first
+        others = self.lossless or made, first  # the line of lossless sampling is made first
+        # here and below ``made and …`` is None for a line that is not solved
         ratios = [other and made and _main(made) / _main(other) for other in others]
         if isinstance(self.source, Trace):
             line |= {"verifier": verifier, "num_draft_tokens": width}
@@ -359,6 +372,7 @@ class _Table:
         near = [point for point in optima if abs(point.mean_divergence - spent) <= NEAR * spent]
         if not near:
             near = [pooled_acceptance(*self.rows, divergence=self.kind.spec, delta=spent)]
+            # only means and price are read again; the arrays of all rows are not kept
             self.optima.append(replace(near[0], target=None, acceptance=None, divergence=None))
         above = near[0].mean_acceptance  # concave in nats, so its tangent is an upper bound
         if more := spent - near[0].mean_divergence:

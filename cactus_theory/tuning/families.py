@@ -172,7 +172,7 @@ def family_of(
 
 
 def _free(word: Any, class_: Any, given: Collection[str], kind: Divergence) -> str | None:
-    """Return the free knob of a spec that names none; None if the knob has a value, or none is.
+    """Return the free knob of a spec that names none; None if it has a value or there is no knob.
 
     A policy with the knobs ``price`` and ``delta`` takes one of these two.
     """
@@ -212,17 +212,17 @@ def _scale(word: Any, class_: Any, varied: str) -> Scale:
     main = varied == policy.knob  # declarations and range are about the main knob only
     # strict: the lossless value; sign: whether a larger value is looser (1) or stricter (−1)
     strict, sign = (claims.strict, claims.direction) if main else (None, 0)
-    declared = main and hasattr(class_, "source")
+    declared = main and hasattr(class_, "source")  # the class was made from a rule, a function
     known = getattr(class_.source, "knob_range", None) if declared else None
     low, high = known or (-math.inf, math.inf)
     if strict is None or not low <= strict <= high:
         if not known:
-            low, strict = 0.0, 0.0 if sign >= 0 else math.inf
-        else:
-            strict = low if sign >= 0 else high
+            low = 0.0
+        strict = low if sign >= 0 else high
     if not sign:  # not declared: away from the lossless value, on the side of the default
         sign = -1 if strict == high or (strict != low and value < strict) else 1
     loose = high if sign > 0 else low
+    # value from looseness x, with least, first and largest x
     if math.isinf(strict):
         return (lambda x: loose - sign / x), NEAR, 1.0, FAR
     if math.isinf(loose):

@@ -169,6 +169,7 @@ class Knobs:
         tried = {*self.spent[width], *self.errors}
         if not points and not tried:  # start where the knob was solved at the largest K so far
             return self.solved.get(max(self.solved, default=0), family.first)
+        # plateaus above the level, from x to x: neither steps nor points of the grid go there
         pairs = ((low, high) for low, high in pairwise(points) if level < low[1])
         flat = [(low[0], high[0]) for low, high in pairs if abs(high[1] - low[1]) <= FLAT * low[1]]
         for low, high in pairwise(points):
@@ -429,15 +430,16 @@ def knobs_of(
     signed: Sequence[str] = (),
 ) -> Knobs:
     """Return the knobs of a family on rows, or on a trace at one K, as :func:`trace_knobs`."""
-    options: dict[str, Any] = {"tolerance": CLOSE if held == "acceptance" else EXACT}
-    # without a declared direction, the acceptance may fall while nats rise
-    if held == "acceptance" and not family.base.declares.direction:
+    by_acceptance = held == "acceptance"
+    options: dict[str, Any] = {"tolerance": CLOSE if by_acceptance else EXACT}
+    # without a declared direction, the acceptance may fall while nats rise; a fixed policy stays
+    # trusted, as there is no other value to try
+    if by_acceptance and not family.base.declares.direction:
         family = replace(family, trusted=not family.varied)
     if isinstance(source, Trace):
-        if held == "acceptance":
+        if by_acceptance:
             options["amount"] = lambda done: done.acceptance.value
         return trace_knobs(source, family, [width], kind, undrafted, signed, **options)
-    by_acceptance = held == "acceptance"
     amount = lambda done: (done.acceptance if by_acceptance else done.divergence).value  # noqa: E731
     run = lambda policy, width: {width: row_means(policy, source, kind)}  # noqa: E731
     return Knobs(family, [width], run, amount, **options)

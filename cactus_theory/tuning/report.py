@@ -29,11 +29,12 @@ def sentence(tuned: Tuned) -> str:
     plain = f"{_number(tuned.plain)} {unit}"
     if best is None:
         first = tuned.choices[0]
-        paid = max(first.chosen_by.value, first.speed.value) > tuned.plain
+        # on one half of the texts at least it is no faster than plain decoding: see ``Tuned.best``
+        faster_on_a_half = max(first.chosen_by.value, first.speed.value) > tuned.plain
+        but = ", which pays on one half of the texts only" if faster_on_a_half else ""
         return (
             f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
-            f"{_spent(tuned, tuned.level)} {_both(first.speed)} ({first.replay})"
-            f"{', which pays on one half of the texts only' * paid}."
+            f"{_spent(tuned, tuned.level)} {_speed_and_error(first.speed)} ({first.replay}){but}."
         )
     beside = f"{best.speed.value / tuned.plain:.2f} times plain decoding"
     if lossless is None:
@@ -49,8 +50,8 @@ def sentence(tuned: Tuned) -> str:
             beside += f", significant from {needed:,} texts on ({texts} here)"
     meter = best.reported.divergence_per_token(tuned.divergence)
     return (
-        f"Decode with {best.replay}: {_both(best.speed)} {unit}, {beside}; it will meter "
-        f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)}){_surprise(best)}."
+        f"Decode with {best.replay}: {_speed_and_error(best.speed)} {unit}, {beside}; it will "
+        f"meter {_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)}){_surprise(best)}."
     )
 
 
@@ -67,10 +68,11 @@ def table(tuned: Tuned) -> str:
     """Return a text table of each family at its fastest K, and of plain decoding."""
     unit = "KL" if tuned.divergence == "kl" else tuned.divergence
     heads = ["policy", "verifier", "K", _unit(tuned), "x plain", f"{unit}/token", "tokens/call"]
-    heads += ["surprise"] * (tuned.surprise is not None)
+    if tuned.surprise is not None:
+        heads.append("surprise")
     lines = [(choice.chosen_by.value, _cells(choice, tuned)) for choice in tuned.of_families()]
     plain = ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1", "0"]
-    lines.append((tuned.plain, plain[: len(heads)]))
+    lines.append((tuned.plain, plain[: len(heads)]))  # without a surprise if no column has it
     lines.sort(key=lambda line: -line[0])
     title = "each policy at its fastest K; ± one standard error over texts"
     cells, needed = [cells for _, cells in lines], heads.index(f"{unit}/token") + 1
@@ -209,7 +211,7 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
     lossless = choice.family.lossless
     cells = [
         *map(str, choice.replay.names.values()),
-        _both(choice.speed),
+        _speed_and_error(choice.speed),
         f"{choice.speed.value / tuned.plain:.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{tokens.value:.3f} ±{_error(tokens.standard_error, 3)}",
@@ -230,7 +232,7 @@ def _spent(tuned: Tuned, amount: float) -> str:
     return f"{amount:.4g} {unit} per token"
 
 
-def _both(estimate: Any) -> str:
+def _speed_and_error(estimate: Any) -> str:
     """Return a speed with its standard error, as text."""
     digits = 0 if estimate.value >= 100 else 3
     return f"{estimate.value:,.{digits}f} ± {_error(estimate.standard_error, digits)}"

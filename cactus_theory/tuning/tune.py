@@ -270,7 +270,7 @@ class _Search:
         self.tilt, self.on_pass, self.spent = 0.0, lambda: None, list[float]()
 
     def within(self, width: int, level: float) -> tuple[Family, Replay | None]:
-        """Return the family at the least tilt that keeps the limit on surprise, and its replay."""
+        """Return the family, at the least tilt within the limit on surprise, and its replay."""
         tilted, knobs = self.family, self.knobs(self.family)
         if self.most is not None and tilted.varied:
             tilted, knobs = within_surprise(
@@ -278,8 +278,8 @@ class _Search:
             )
             self.tilt = tilt_of(tilted.base)
         replay = knobs.within(width, level)
-        self.spent = [*knobs.spent[width].values()]
-        return replace(tilted, name=self.family.name), replay
+        self.spent = [*knobs.spent[width].values()]  # at all values of the knob that were tried
+        return tilted, replay
 
     def knobs(self, family: Family) -> Knobs:
         """Return the solver of the family's knob at the family's tilt; it is kept for further K."""
