@@ -142,7 +142,8 @@ def family_of(
     word = f"{name}:{others}" if others else name  # the spec without its free knob, or the policy
     if word == defaults.POLICY and kind == REGRET:
         word = defaults.STRICT
-    class_, given = class_of(word), merged_knobs(word, {}) if isinstance(word, str) else {}
+    class_ = class_of(word)
+    given = merged_knobs(word, {}) if isinstance(word, str) else {}  # knobs with a value
     nats = "nats of regret" if kind == REGRET else f"nats of {kind.spec}"
     check_unit(name if isinstance(name, str) else name.spec, class_.unit, kind, nats)
     fixed: dict[str, Any] = {}

@@ -34,7 +34,7 @@ def sentence(tuned: Tuned) -> str:
         but = ", which pays on one half of the texts only" if faster_on_a_half else ""
         return (
             f"Decode without this draft: plain decoding makes {plain}, the fastest setting within "
-            f"{_spent(tuned, tuned.level)} {_speed_and_error(first.speed)} ({first.replay}){but}."
+            f"{_spent(tuned, tuned.level)} {_with_error(first.speed)} ({first.replay}){but}."
         )
     beside = f"{best.speed.value / tuned.plain:.2f} times plain decoding"
     if lossless is None:
@@ -50,8 +50,8 @@ def sentence(tuned: Tuned) -> str:
             beside += f", significant from {needed:,} texts on ({texts} here)"
     meter = best.reported.divergence_per_token(tuned.divergence)
     return (
-        f"Decode with {best.replay}: {_speed_and_error(best.speed)} {unit}, {beside}; it will "
-        f"meter {_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)}){_surprise(best)}."
+        f"Decode with {best.replay}: {_with_error(best.speed)} {unit}, {beside}; it will meter "
+        f"{_spent(tuned, meter.value)} (± {_error(meter.standard_error, 4)}){_surprise(best)}."
     )
 
 
@@ -211,7 +211,7 @@ def _cells(choice: Choice, tuned: Tuned) -> list[str]:
     lossless = choice.family.lossless
     cells = [
         *map(str, choice.replay.names.values()),
-        _speed_and_error(choice.speed),
+        _with_error(choice.speed),
         f"{choice.speed.value / tuned.plain:.2f}",
         "lossless" if lossless else f"{meter.value:.4f} ±{_error(meter.standard_error, 4)}",
         f"{tokens.value:.3f} ±{_error(tokens.standard_error, 3)}",
@@ -232,7 +232,7 @@ def _spent(tuned: Tuned, amount: float) -> str:
     return f"{amount:.4g} {unit} per token"
 
 
-def _speed_and_error(estimate: Any) -> str:
+def _with_error(estimate: Any) -> str:
     """Return a speed with its standard error, as text."""
     digits = 0 if estimate.value >= 100 else 3
     return f"{estimate.value:,.{digits}f} ± {_error(estimate.standard_error, digits)}"
