@@ -114,7 +114,7 @@ def run(args: Namespace) -> int:
     if trace is None:
         pair, _, ids = opened(args, drawn=True)
         if seen is not None and heat != 0:
-            # by name in generation_config.json; one flag of a cut gives both, and None means none
+            # None means that no flag gives the entry; any flag of a cut gives both of its entries
             given = {"temperature": args.temperature, "max_new_tokens": args.max_new_tokens}
             check_followed(pair.target, given | {"top_k": cuts, "top_p": cuts}, args.ignored)
         sizes = args.cycles, args.max_new_tokens, args.seed
@@ -159,8 +159,8 @@ def check_asked(args: Namespace) -> None:
                 "greedy (vLLM's default, n-grams) or sampled (draft_sample_method probabilistic); "
                 "got none"
             )
-        cut = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
-        if cut and args.draft_top_k is None and args.draft_top_p is None:
+        sampled_and_cut = args.draft_mode == "sampled" and given_cuts(args) not in (None, WHOLE)
+        if sampled_and_cut and args.draft_top_k is None and args.draft_top_p is None:
             raise ValueError(
                 f"--draft-top-k, --draft-top-p: {SAID} engines differ in whether they cut "
                 "the draft's, too (vLLM V1 does not); got none"

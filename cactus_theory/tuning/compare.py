@@ -295,7 +295,7 @@ class _Table:
         self.lines.append(line)
 
     def _run_once(self, family: Family, width: int, level: float) -> str:
-        """Set ``made`` to the run of a fixed policy; return why the line is not solved, or ""."""
+        """Set ``made`` to the run of a fixed policy; return the line's ``why``."""
         knobs = self._knobs(family, width, None)
         knobs.at(width, level)  # tries the looseness ``first`` alone
         self.made = knobs.replays[width].get(family.first)
@@ -306,7 +306,7 @@ class _Table:
         return "" if fixed else "has no knob that is free, and its own nats"
 
     def _solve(self, family: Family, width: int, held: str, level: float) -> tuple[Policy, str]:
-        """Set ``made`` to the run at the level, or None; return the policy, and why not, or ""."""
+        """Set ``made`` to the run at the level, or None; return policy and ``why`` of the line."""
         knobs = self._knobs(family, width, held)
         if self.surprise is not None:
             make = partial(self._knobs, width=width, held=held)

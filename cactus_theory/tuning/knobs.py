@@ -169,7 +169,7 @@ class Knobs:
         tried = {*self.spent[width], *self.errors}
         if not points and not tried:  # start where the knob was solved at the largest K so far
             return self.solved.get(max(self.solved, default=0), family.first)
-        # plateaus above the level, from x to x: neither steps nor points of the grid go there
+        # plateaus above the level (FLAT), from x to x; points of the grid on them are left out
         pairs = ((low, high) for low, high in pairwise(points) if level < low[1])
         flat = [(low[0], high[0]) for low, high in pairs if abs(high[1] - low[1]) <= FLAT * low[1]]
         for low, high in pairwise(points):
