@@ -78,6 +78,8 @@ ENTRIES = (
           inputs=f"{HEAD} {{shared}}/prompts/mt_bench_gsm8k.jsonl"),
     Entry("answers_facts=answers answers_facts_by_prompt=by_prompt", FEW_TEXTS,
           inputs=FACTS),
+    Entry("answers_ifeval=answers answers_ifeval_by_prompt=by_prompt", FEW_TEXTS,
+          inputs=f"{HEAD} {{shared}}/prompts/ifeval.jsonl"),
     Entry("references", FEW_RULES,
           inputs=f"{HEAD} {SOLVED}"),
     Entry("references_ngram=references", FEW_RULES, inputs=f"{SMOLLM} {SOLVED}"),

@@ -76,7 +76,7 @@ def test_scores_of_single_answers_are_tested_by_mcnemar_and_holm() -> None:
     assert {row["p"] for row in table_of(by_prompt(several, [""] * 40))} == {None}
 
 
-TABLES = "answers", "answers_facts", "greedy_ifeval", "greedy_ifeval_chain"
+TABLES = "answers", "answers_facts", "answers_ifeval", "greedy_ifeval", "greedy_ifeval_chain"
 
 
 @pytest.mark.parametrize("name", TABLES)
