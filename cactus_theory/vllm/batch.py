@@ -65,12 +65,16 @@ class FlatBatch:
         it returns rows for them beside sampled requests.
         """
         parts = list[tuple[list[int], FlatBatch]]()
-        bare = {"draft_probs": None, "greedy": None, "unknown": frozenset(), "relaxed": True}
-        for kind in (False, True):
-            rows = [row for row, is_relaxed in enumerate(relaxed) if is_relaxed == kind]
-            if rows:
-                part = self if len(rows) == len(relaxed) else self._part(rows)
-                parts.append((rows, replace(part, **bare) if kind else part))
+        for are_relaxed in (False, True):
+            rows = [row for row, is_relaxed in enumerate(relaxed) if is_relaxed == are_relaxed]
+            if not rows:
+                continue
+            part = self if len(rows) == len(relaxed) else self._part(rows)
+            if are_relaxed:
+                # a policy judges these requests, so none is marked as one that vLLM decides (greedy)
+                deterministic = {"draft_probs": None, "unknown": frozenset()}
+                part = replace(part, greedy=None, relaxed=True, **deterministic)
+            parts.append((rows, part))
         return parts
 
     def _part(self, rows: Sequence[int]) -> "FlatBatch":
@@ -238,14 +242,17 @@ def toss(batch: FlatBatch) -> Coins:
 
 
 def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:
-    """Return the numbers of drafted tokens to verify: 0 for greedy and unknown requests."""
+    """Return the numbers of drafted tokens to verify: those before a request's first placeholder.
+
+    The number is 0 for greedy and unknown requests.
+    """
     usable = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
-    barred = [
+    without_draft = [
         row in batch.unknown or (batch.greedy is not None and batch.greedy[row])
         for row in batch.drafted
     ]
-    if any(barred):
-        usable = usable * ~torch.tensor(barred, device=usable.device)
+    if any(without_draft):
+        usable = usable * ~torch.tensor(without_draft, device=usable.device)
     return usable if usable.is_cuda else usable.tolist()
 
 
@@ -259,20 +266,23 @@ def _with_bonus(batch: FlatBatch, verdict: Verdict, lengths: Tensor) -> Int[Tens
 def _with_greedy(
     batch: FlatBatch, rows: Int[Tensor, "R K1"], ids: Int[Tensor, "R K"]
 ) -> Int[Tensor, "R K1"]:
-    """Return the emitted tokens, with those of greedy requests replaced by largest logits."""
+    """Return the emitted tokens, with those of greedy requests replaced by the likeliest tokens.
+
+    A greedy request gets the token of the largest logit at each place, up to the first that differs
+    from the drafted token. If none differs, the engine's bonus token follows.
+    """
     assert batch.greedy is not None
     places = [place for place, row in enumerate(batch.drafted) if batch.greedy[row]]
     if not places:
         return rows
     best = rows.new_full((len(places), rows.shape[1]), PLACEHOLDER)
-    for number, place in enumerate(places):
-        row, start = batch.drafted[place], batch.starts[place]
-        count = batch.counts[row]
-        best[number, :count] = batch.target_logits[start : start + count].argmax(-1)
-        best[number, count] = batch.bonus[row]
-    drafted = ids[places]
-    place = torch.arange(rows.shape[1], device=rows.device)
-    accepted = (drafted == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True)
+    for tokens, place in zip(best, places, strict=True):
+        request, start = batch.drafted[place], batch.starts[place]
+        count = batch.counts[request]
+        tokens[:count] = batch.target_logits[start : start + count].argmax(-1)
+        tokens[count] = batch.bonus[request]  # kept below only if all drafted tokens are accepted
+    accepted = (ids[places] == best[:, :-1]).long().cumprod(-1).sum(-1, keepdim=True)
+    columns = torch.arange(rows.shape[1], device=rows.device)
     rows = rows.clone()
-    rows[places] = torch.where(place <= accepted, best, PLACEHOLDER)
+    rows[places] = torch.where(columns <= accepted, best, PLACEHOLDER)
     return rows

@@ -95,8 +95,9 @@ class Hook:
             heat = sampling_metadata.temperature
             greedy = [True] * size if sampling_metadata.all_greedy else (heat == 0).tolist()
         policies = [request.policy for request in requests] or [self.settings.policy] * size
-        flags = zip(greedy or [False] * size, policies, strict=True)
-        relaxed = [is_greedy and policy.unit == REGRET for is_greedy, policy in flags]
+        pairs = zip(greedy or [False] * size, policies, strict=True)
+        # greedy requests whose drafts a policy judges; of other greedy requests vLLM's rule decides
+        relaxed = [is_greedy and policy.unit == REGRET for is_greedy, policy in pairs]
         if sampling_metadata.all_greedy and not any(relaxed):
             output = self.original(*arguments, *args, **kwargs)
             if self.settings.readings:
@@ -121,8 +122,8 @@ class Hook:
             self.warn_once("a step had NaN logits; vLLM's own function decides such steps")
             return self.original(*arguments, *args, **kwargs)
         output = draft_token_ids.new_empty((size, max_spec_len + 1), dtype=torch.int32)
-        judged = [0] * size
-        for places, part in parts:
+        judged = [0] * size  # drafted tokens that were verified
+        for places, part in parts:  # places: indices of the part's requests in the whole batch
             of_part = [requests[row] for row in places] if requests else []
             output[places], verdict = self._decide(part, of_part)
             for row, count in zip(places, _judged(part, verdict), strict=True):
@@ -161,7 +162,10 @@ class Hook:
         self, requests: Sequence[Request], counts: Sequence[int],
         output: Tensor | None = None, greedy: Sequence[bool] | None = None,
     ) -> None:  # fmt: skip
-        """Count a step of each request; a prompt that is not yet complete emits no token."""
+        """Count a step of each request; a prompt that is not yet complete emits no token.
+
+        ``counts`` are the drafted tokens to count. Without ``output`` a request emits one token.
+        """
         if not requests or not (self.counts_here or self.settings.cap is not None):
             return
         emitted = [1] * len(counts) if output is None else (output >= 0).sum(-1).tolist()
@@ -211,8 +215,9 @@ class Hook:
                 raise
             message = f"{type(error).__name__}: {error}"[:LONGEST_LINE]
             self.warn_once(f"{message}; drafts of this step are judged without loss")
-            strict = [True] * len(batch.counts) if batch.relaxed else batch.greedy
-            batch = replace(batch, greedy=strict)
+            # without loss, the largest logits decide for relaxed greedy requests, too
+            greedy = [True] * len(batch.counts) if batch.relaxed else batch.greedy
+            batch = replace(batch, greedy=greedy)
             return verify_flat(self.settings.verifier, [self.settings.lossless], batch)
         if booked and verdict is not None:
             for place, row in enumerate(batch.drafted):
@@ -225,7 +230,10 @@ class Hook:
     def _draft_rows(
         self, draft_probs: Tensor | None, counts: list[int]
     ) -> tuple[Tensor | None, frozenset[int]]:
-        """Return the rows that the drafts were drawn from, and the requests whose rows are lost."""
+        """Return the rows that the drafts were drawn from, and the requests whose rows are lost.
+
+        If vLLM passes no rows to a step with drafts, take those that its runner has stored.
+        """
         stored_rows = getattr(self.runner, "_draft_probs", None)
         names = getattr(self.runner, "_draft_prob_req_ids", None)
         if draft_probs is not None or stored_rows is None or names is None or not any(counts):
@@ -239,7 +247,7 @@ class Hook:
             if count and name in index:
                 rows.append(stored_rows[index[name], :count])
             elif count:
-                lost.add(row)
+                lost.add(row)  # zeros keep the flat layout; no token of this request is verified
                 rows.append(torch.zeros_like(stored_rows[0, :count]))
         return torch.cat(rows), frozenset(lost)
 

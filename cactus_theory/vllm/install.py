@@ -185,7 +185,7 @@ def _wrap_front(
     from vllm.exceptions import VLLMValidationError  # pyright: ignore[reportMissingImports]
     from vllm.sampling_params import SamplingParams  # pyright: ignore[reportMissingImports]
 
-    said = []
+    info_is_shown = False
 
     @wrapped(SamplingParams, "verify")
     def verify(original: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -197,11 +197,12 @@ def _wrap_front(
 
     @wrapped(EngineArgs, "create_engine_config")
     def create_engine_config(original: Any, engine_args: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal info_is_shown
         config = original(engine_args, *args, **kwargs)
         check_config(config, warn)
-        if config.speculative_config is not None and not said:
+        if config.speculative_config is not None and not info_is_shown:
             show_info(settings, config, log, warn)
-            said.append(True)
+            info_is_shown = True
         return config
 
 
@@ -261,11 +262,11 @@ def show_info(
         "meter": str(settings.meter or "off"),
         "policies": ", ".join(settings.policies),
     }
-    what, own = "What cactus-theory was asked for", [*labels, "model_name"]
-    gauge = client.Gauge("cactus:info", what, own, multiprocess_mode="mostrecent")
+    text, names = "What cactus-theory was asked for", [*labels, "model_name"]
+    gauge = client.Gauge("cactus:info", text, names, multiprocess_mode="mostrecent")
     gauge.labels(**labels, model_name=served_name(config)).set(1)
-    said = labels | {"readings": settings.readings or "off"}
-    log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in said.items()))
+    logged = labels | {"readings": settings.readings or "off"}
+    log("cactus-theory decides drafts: " + ", ".join(" ".join(pair) for pair in logged.items()))
     if envs.VLLM_ENABLE_V1_MULTIPROCESSING and not os.environ.get(SHARED):
         warn(
             "cactus-theory: /metrics will not show the counters, which stay in the engine's own "

@@ -20,6 +20,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cactus_theory.decoding.meter import Meter
 from cactus_theory.divergences import Divergence
@@ -32,7 +33,7 @@ from cactus_theory.vllm.settings import Settings
 BUCKETS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 TOKENS = ("drafted_tokens", "accepted_tokens", "emitted_tokens", "undrafted_tokens")
 DIVERGENCE = "emitted_divergence_nats"  # has the unit as a label
-WORDS = {
+COUNTER_HELP = {
     "verified_rows": "Target rows whose emitted law was the policy's",
     "drafted_tokens": "Drafted tokens that the policy judged",
     "accepted_tokens": "Drafted tokens that were accepted",
@@ -102,7 +103,7 @@ class Tally:
             counts.tokens["accepted_tokens"] += kept
             counts.tokens["emitted_tokens"] += kept + 1
             positions = counts.positions
-            positions += [(0, 0)] * (drafted - len(positions))
+            positions += [(0, 0)] * (drafted - len(positions))  # none if the list is long enough
             for place in range(drafted):
                 drafted_there, accepted_there = positions[place]
                 positions[place] = drafted_there + 1, accepted_there + (place < kept)
@@ -171,22 +172,22 @@ class Reporter:
         self.interval, self.send_interval = interval, send
         self.last_sent = self.logged = time.monotonic()
         self.labels = {"model_name": model, "engine": str(engine)}
-        self.sent: dict[tuple[str, ...], float] = {}
+        # the total last sent, by counter and labels: a counter of Prometheus takes increases only
+        self.sent_totals: dict[tuple[str, ...], float] = {}
         shared = ["policy", *self.labels]
-        families = [(WORDS, shared), (PER_POSITION, [*shared, "position"])]
-        unit = {DIVERGENCE: ["divergence"]}
-        self.counters = {
-            name: client.Counter(f"cactus:{name}", words, [*labels, *unit.get(name, ())])
-            for words_by_name, labels in families
-            for name, words in words_by_name.items()
-        }
+        self.counters: dict[str, Any] = {}
+        for name, text in COUNTER_HELP.items():
+            labels = [*shared, "divergence"] if name == DIVERGENCE else shared
+            self.counters[name] = client.Counter(f"cactus:{name}", text, labels)
+        for name, text in PER_POSITION.items():
+            self.counters[name] = client.Counter(f"cactus:{name}", text, [*shared, "position"])
         self.gauges = {
-            name: client.Gauge(f"cactus:{name}", words, shared, multiprocess_mode="livesum")
-            for name, words in SIGNED.items()
+            name: client.Gauge(f"cactus:{name}", text, shared, multiprocess_mode="livesum")
+            for name, text in SIGNED.items()
         }
-        words = "Divergence of the emitted law from the target over one answer"
+        text = "Divergence of the emitted law from the target over one answer"
         self.answers = client.Histogram(
-            "cactus:answer_divergence_nats", words, [*shared, "divergence"], buckets=BUCKETS
+            "cactus:answer_divergence_nats", text, [*shared, "divergence"], buckets=BUCKETS
         )
 
     def step(self) -> None:
@@ -205,7 +206,10 @@ class Reporter:
             self.log(f"Cactus metrics: {self.tally.line()}")
 
     def send(self, read: bool = True) -> None:
-        """Raise the counters to the tally's totals; without ``read`` only the token counts."""
+        """Raise the counters to the tally's totals, set the gauges, enter the ended answers.
+
+        Without ``read``, which reads the meter, only token counts and ended answers are sent.
+        """
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
             unit = {"divergence": counts.meter.divergence.spec}
@@ -213,10 +217,10 @@ class Reporter:
                 if name in SIGNED:
                     self.gauges[name].labels(**self.labels, policy=label).set(value)
                 else:
-                    more = unit if name == DIVERGENCE else {}
-                    self._raise(name, value, policy=label, **more)
-            for position, both in enumerate(counts.positions if read else ()):
-                for name, value in zip(PER_POSITION, both, strict=True):
+                    own_label = unit if name == DIVERGENCE else {}
+                    self._raise(name, value, policy=label, **own_label)
+            for position, drafted_accepted in enumerate(counts.positions if read else ()):
+                for name, value in zip(PER_POSITION, drafted_accepted, strict=True):
                     self._raise(name, value, policy=label, position=str(position))
             for spent in counts.answers:
                 self.answers.labels(**self.labels, policy=label, **unit).observe(spent)
@@ -227,7 +231,7 @@ class Reporter:
     def _raise(self, name: str, value: float, **labels: str) -> None:
         """Raise a counter to ``value``, which :meth:`send` passes as a total."""
         key = (name, *labels.values())
-        increase = value - self.sent.get(key, 0)
+        increase = value - self.sent_totals.get(key, 0)
         if increase > 0:
             self.counters[name].labels(**self.labels, **labels).inc(increase)
-            self.sent[key] = value
+            self.sent_totals[key] = value

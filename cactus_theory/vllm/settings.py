@@ -124,7 +124,8 @@ class Settings:
     def _cap_of(self, value: Any) -> float | None:
         """Return a request's cap in nats per token, or None for no cap.
 
-        Raises ValueError for a cap above the server's cap.
+        Raises ValueError for what is no number from 0 to the server's cap (``MOST_CAP`` if the
+        server's cap is higher), and for any value if the server takes no caps.
         """
         if value is None:
             return None if self.cap == float("inf") else self.cap
@@ -170,8 +171,8 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
     from cactus_theory.policies import read_policy
     from cactus_theory.verify import find_verifier
 
-    kind = named(VERIFIER, one_of, "verifier", text[VERIFIER] or "chain", ("chain", "block"))
-    verifier = find_verifier(kind)
+    known, chosen = ("chain", "block"), text[VERIFIER] or "chain"
+    verifier = find_verifier(named(VERIFIER, one_of, "verifier", chosen, known))
     cap = number(CAP, text[CAP], 0) if text[CAP] else None
 
     def checked(spec: str) -> "Policy":
@@ -206,7 +207,7 @@ def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy
 
 
 def _meter(text: str, readings: str) -> int:
-    """Return the interval of measured rows, 1 with readings; ValueError for another value."""
+    """Return n if one verified row in n is measured, 0 for none; with readings n must be 1."""
     if readings:
         if text not in ("", "1"):
             raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")
