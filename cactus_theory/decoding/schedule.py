@@ -142,7 +142,7 @@ class Schedule(ABC):
         read = (torch.cat([ids, ids.new_zeros(int(ends))]),)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
-            nodes = [rows.at(0, draft.node(0, place), accepted=place) for place in path]
+            nodes = [rows.at(0, draft.node(0, place), place=place) for place in path]
             if ends:  # no token is judged there
                 nodes.append(rows.at(0, path[-1] + 1 if path else 0))
             read += tuple(stacked(nodes, name) for name in ("q", "offers"))

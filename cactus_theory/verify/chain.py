@@ -53,7 +53,7 @@ class Chain(Verifier):
             emitted[judged] = policy.emitted(q_rows, p_rows)
         ones = torch.ones_like(q[:, :1, 0])
         alive = torch.cat([ones, phi.cumprod(-1)], -1)
-        stop = alive * torch.cat([1 - phi, ones], -1)  # no token is accepted after the draft
+        stop = alive * torch.cat([1 - phi, ones], -1)  # φ is 0 beyond a draft, so it stops there
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
         last[batch, counts] = undrafted(assigned, q, counts)
@@ -117,7 +117,8 @@ def chain_on_device(
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
     """Return each text's accepted count and the token after it, both (B,), on a device.
 
-    φ of all drafted tokens is computed at once; one residual a text, after the first rejection.
+    φ of all drafted tokens is computed at once; one residual a text, after the first rejection. A
+    token with NaN for its q or p cannot be decided: the path ends there, with ``NO_TOKEN``.
     """
     assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
@@ -128,9 +129,9 @@ def chain_on_device(
     q_n = q[:, :width].gather(-1, ids[..., None])[..., 0].double()
     p_n = torch.ones_like(q_n) if p is None else p.gather(-1, ids[..., None])[..., 0].double()
     phi = [_acceptance(policy, q[:, :width], p, ids, (q_n, p_n)) for policy in assigned.policies]
-    lawful = ~(q_n + p_n).isnan()
+    decidable = ~(q_n + p_n).isnan()
     drafted = torch.arange(width, device=ids.device) < lengths[:, None]
-    passed = (accept < assigned.chosen(phi, slice(None), slice(width))) & lawful & drafted
+    passed = (accept < assigned.chosen(phi, slice(None), slice(width))) & decidable & drafted
     accepted = passed.long().cumprod(-1).sum(-1)
     batch = torch.arange(len(ids), device=ids.device)
     # a text without a rejected token gets some other place, whose residual is not used
@@ -141,7 +142,7 @@ def chain_on_device(
     recovered = assigned.chosen(residuals, *rejected)
     undrafted_rows = undrafted(assigned, q, accepted)
     rows = torch.where((accepted < lengths)[:, None], recovered, undrafted_rows.to(recovered.dtype))
-    undecided = (accepted < lengths) & ~lawful[rejected]
+    undecided = (accepted < lengths) & ~decidable[rejected]
     return accepted, torch.where(undecided, NO_TOKEN, pick(rows, draw))
 
 

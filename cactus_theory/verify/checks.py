@@ -64,7 +64,8 @@ def verify_tensors(
     accept, draw = coins
     assigned, q = assignment(policies, draft_token_ids).seen(target_probs.detach())
     verdict = verifier.verify(assigned, q, draft, accept, draw)
-    if not verdict.last.is_cuda and NO_TOKEN in (last := tensors.as_list(verdict.last)):
+    last = [] if verdict.last.is_cuda else tensors.as_list(verdict.last)
+    if NO_TOKEN in last:
         row = last.index(NO_TOKEN)
         rule = called(policies[row % len(policies)])  # rows are checked: the policy erred
         raise ValueError(
@@ -112,8 +113,8 @@ def _checked(
     if len(policies) not in (1, batch):
         raise ValueError(f"policy: must be one or one per row ({batch}); got {len(policies)}")
     sources = generator if isinstance(generator, list) else [generator]
-    for source in sources if generator is not None else ():
-        if not isinstance(source, torch.Generator):
+    for source in sources:
+        if generator is not None and not isinstance(source, torch.Generator):
             raise TypeError(
                 f"generator: must be a torch.Generator or a list of them; got {source!r}"
             )
@@ -129,11 +130,10 @@ def _checked(
     q = _normalised("target_probs", q, torch.nn.functional.pad(used, (1, 0), value=True))
     if draft is None:
         return q, None
-    p = tensors.as_tensor("draft_probs", draft)
-    tensors.check_pair(
-        tensors.as_tensor("target_probs", target), p, ("target_probs", "draft_probs")
-    )
-    if p.shape != (shape := (batch, width, q.shape[-1])):
+    p, given_q = tensors.as_tensor("draft_probs", draft), tensors.as_tensor("target_probs", target)
+    tensors.check_pair(given_q, p, ("target_probs", "draft_probs"))
+    shape = (batch, width, q.shape[-1])
+    if p.shape != shape:
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")
     if tree is not None:  # draft rows are read only at nodes after which a token was sampled
         for used_of_text, place_by_node in zip(used, tree.first_after, strict=True):

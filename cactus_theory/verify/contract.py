@@ -173,11 +173,11 @@ class Followed:
     def nodes(self) -> list[Node]:
         """Return the nodes where the tokens were emitted, in order."""
         # ``raised`` comes from the verdict, so that the nodes do not compute it again
-        accepted, paths, alive, self.round.raised = self.verdict.on_host
+        accepted, path, alive, self.round.raised = self.verdict.on_host
         count = accepted[self.row]
-        places = range(count) if paths is None else paths[self.row][:count]
+        places = range(count) if path is None else path[self.row][:count]
         nodes = [0, *(place + 1 for place in places)]  # token i leads to node i + 1
-        ratios = list[float]() if alive is None else alive[self.row]
+        ratios = list[float]() if alive is None else alive[self.row]  # of nodes 0 … K − 1
         return [  # no token was accepted at the last node, whose place is None
             self.round.at(self.row, node, ratios[node] if node < len(ratios) else 1.0, place)
             for node, place in zip_longest(nodes, places)

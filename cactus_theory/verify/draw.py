@@ -88,13 +88,14 @@ def toss(
     """
     if later_draws is not None:
         accept, first = toss(lengths, width, generator)
+        # drawn like the acceptance coins of texts with ``later_draws`` tokens
         later, _ = toss(later_draws, int(later_draws.max()), generator)
         return accept, torch.cat([first[:, None], later], 1)
     batch, device = len(lengths), lengths.device
 
     def uniform(source: torch.Generator | None, *shape: int) -> Tensor:
-        place = device if source is None else source.device
-        return torch.rand(shape, generator=source, dtype=torch.float64, device=place)
+        where = device if source is None else source.device
+        return torch.rand(shape, generator=source, dtype=torch.float64, device=where)
 
     if isinstance(generator, list):
         table = torch.zeros(batch, width + 1, dtype=torch.float64, device="cpu")

@@ -220,7 +220,7 @@ class Node:
         first (Theorem 15); the band is solved only if r does not decide.
         """
         row = self.solved
-        # under a selection law the edges are those of p°/q, and r is made of another row, p
+        # under a selection law p° the edges are those of p°/q, but r is made of another row, p
         of_selection_law = self.fixed and self.policy.highest > 1
         if row is None or isinstance(row, OneTokenRow) or of_selection_law:
             return share < self.ratio
@@ -228,7 +228,8 @@ class Node:
         p_n, q_n = float(self.drawn_from[token]), float(self.q[token])
         if row.exceeds(token, share * p_n / q_n if q_n >= LEAST else math.inf):
             return True
-        return row.factor != 1 and share < self.ratio  # with a factor, False may mean unknown
+        # a row that ignores P is solved for P = 1 (``factor`` is P): its False may mean unknown
+        return row.factor != 1 and share < self.ratio
 
     @cached_property
     def ratio(self) -> float:
@@ -269,8 +270,9 @@ class Node:
         if row is not None:
             row.upper_exceeds(math.inf)  # solves the row
             levels = dict(row.levels)
-            for token in self.fixed if self.policy.highest > 1 else ():  # raised by selection law
-                levels[token] = row.raised(token, self.q[token], self.offers[token])
+            if self.policy.highest > 1:  # else h = q, whatever is drafted
+                for token in self.fixed:  # the selection law, and so h, may exceed p here
+                    levels[token] = row.raised(token, self.q[token], self.offers[token])
             return Residual(self.q, p, row.left, levels)
         if p is None:
             return Residual(self.q if self.lossless else self.law.numpy())
@@ -301,12 +303,13 @@ class Node:
         if solved is not None:
             solved.upper_exceeds(math.inf)  # solves the row
         band = None if solved is None else solved.band
+        # the loop makes h from the band or, without one, reads h
         band, h = (NO_BAND, self.law.numpy()) if band is None else (band, EMPTY)
         target = q if self.untilted is None else self.untilted
-        rows = (np.ascontiguousarray(row) for row in (q, self.offers, h, target))
-        q, p, h, target = rows
+        q, p, h, target = map(np.ascontiguousarray, (q, self.offers, h, target))
+        # sums over the vocabulary, with t the target's row: Σ h ln t, Σ t ln t, Σ h t, Σ t t
         h_log_t, t_log_t, h_t, t_t, outside = loops().directions_of(q, p, band, h, target)
-        if outside:  # h > 0 where the target t = 0, and ln t = −∞
+        if outside:  # h > 0 where t = 0, and ln t = −∞
             return _directions_in_torch(self)
         entropy = -h_log_t - self.charge(KL).spent  # −Σ h ln h = −Σ h ln t − KL(h‖t)
         return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_log_t - h_log_t, h_t - t_t)
@@ -357,25 +360,25 @@ class Nodes:
         if draft.sampled is None or isinstance(self.q, Tensor):
             return kept
         for row, count in enumerate(draft.lengths):
-            first, *others = (self.assigned.policy(row, node) for node in range(count + 1))
-            ahead, alone = first.look_ahead, all(other is first for other in others)
-            if alone and isinstance(ahead, RegretPath) and not draft.sampled[row].any():
+            policies = [self.assigned.policy(row, node) for node in range(count + 1)]
+            ahead = policies[0].look_ahead  # which weighs whole paths, so all nodes must share it
+            is_shared = all(policy is policies[0] for policy in policies)
+            if is_shared and isinstance(ahead, RegretPath) and not draft.sampled[row].any():
                 rows = self.rows[row].double()
                 kept[row] = ahead.descent(rows, draft.above[row], draft.ids[row][:count])
         return kept
 
-    def at(self, row: int, node: int, alive: float = 1.0, accepted: int | None = None) -> Node:
+    def at(self, row: int, node: int, alive: float = 1.0, place: int | None = None) -> Node:
         """Return a node; if a schedule chose its policy by a node, return that node.
 
         The token judged there is the sampled token in a declared tree. Elsewhere it is the drafted
-        token at the place ``accepted``, or the first token after the node if ``accepted`` is None.
+        token at ``place`` in the draft, or the first token after the node if ``place`` is None.
         """
         if self.assigned.nodes is not None and (row, node) in self.assigned.nodes:
             return self.assigned.nodes[row, node]
         draft, p, token, raised = self.draft, None, None, math.nan
         fixed = () if draft.sampled is None else draft.fixed[row][node]
-        place = accepted
-        if accepted is None or draft.sampled is not None:
+        if place is None or draft.sampled is not None:
             place = draft.judged(row, node)
         if place is not None:
             token, p = draft.ids[row][place], None if self.p is None else _row(self.p, row, node)
@@ -480,9 +483,12 @@ def write_laws(nodes: Iterable[Node]) -> None:
 
 
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
-    """Compute and store the charges of nodes: in compiled loops if there are any, else in torch."""
+    """Compute and store the charges of nodes: in compiled loops if there are any, else in torch.
+
+    A node that was charged in this divergence before is left out. A lossless node is charged 0.
+    """
     nodes = [node for node in nodes if node.last_charge[0] != divergence]
-    if divergence == REGRET:
+    if divergence == REGRET:  # a row with h = 1 at one token has its charge at hand
         for node in nodes:
             if isinstance(row := node.solved, OneTokenRow):
                 node.last_charge = divergence, row.charge
@@ -496,7 +502,8 @@ def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
     for node, charge in zip(nodes, charges, strict=True):
         if not node.drafted:
             charge = charge._replace(accepted=0.0)
-        elif not isinstance(node.policy, FixedTarget | PerProposal):  # not Σ min(p, h)
+        elif not isinstance(node.policy, FixedTarget | PerProposal):
+            # such a policy's φ need not reach Σ min(p, h), the acceptance that was computed
             q, p = (normalised(_tensor(row)) for row in (node.q, node.offers))
             accepted = (p * node.policy.acceptance_row(q, p)).sum(-1)
             charge = charge._replace(accepted=float(accepted))
@@ -515,7 +522,7 @@ def _charge_in_loops(node: Node, divergence: Divergence) -> Charge:
     if solved is not None:
         solved.upper_exceeds(math.inf)  # solves the row
     h = node.law.numpy() if solved is None or solved.band is None else solved
-    assert f is not None
+    assert f is not None  # :func:`charge_nodes` leaves other divergences to torch
     charge = charge_of(f, q, node.offers, node.alive or 1.0, h)
     if divergence is f:  # else a function of the f-divergence, such as Rényi's
         return charge

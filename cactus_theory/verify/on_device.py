@@ -55,7 +55,7 @@ class Blocks:
         for place in range(ids.shape[1]):
             self._step(place, counts)
         self.last[batch, counts] = undrafted(assigned, q, counts).to(q.dtype)
-        self.value[batch, counts] = self.alive[batch, counts]
+        self.value[batch, counts] = self.alive[batch, counts]  # the last coin passes below P
         self.value[:, 0] = 1.0
 
     def _step(self, place: int, counts: Tensor) -> None:
@@ -69,10 +69,11 @@ class Blocks:
         mass = alive[:, None] * h
         residual = (mass - p).clamp(min=0.0)
         residual_mass = residual.sum(-1)
-        # R/(R + 1 − P), and 1 at P = 1, even if rounding makes R = 0
+        # R/(R + 1 − P) with R = Σ (P h − p)₊, and 1 at P = 1, even if rounding makes R = 0
         threshold = torch.where(alive == 1, 1.0, residual_mass / (residual_mass + (1 - alive)))
         next_alive = accept_probability(*(row.gather(-1, ids[:, None])[:, 0] for row in (mass, p)))
-        last = torch.where((residual_mass <= 0)[:, None], q, residual)  # NaN stays NaN
+        # where rounding leaves no residual the token is drawn from q; NaN stays NaN
+        last = torch.where((residual_mass <= 0)[:, None], q, residual)
         self.value[:, place] = torch.where(drafted[:, 0], threshold, 0.0)
         self.last[:, place] = torch.where(drafted, last, 0.0).to(self.last.dtype)
         self.emitted[:, place] = torch.where(drafted, h, 0.0)
@@ -93,6 +94,7 @@ def raised_entries(
     not_raised = torch.full(ids.shape, math.nan, dtype=torch.float64, device=ids.device)
     tilts = assigned.tilts or (0.0,) * len(ahead)
     target = q if assigned.target is None else assigned.target
+    # ``worth``: under a tilt, what each row adds to the worth of tokens before it (Theorem 29)
     rows, raised = q[:, : ids.shape[1]], list[Tensor]()
     for tilt, look_ahead in zip(tilts, ahead, strict=True):
         worth = worth_of_rows(target, tilt) if tilt and look_ahead else None

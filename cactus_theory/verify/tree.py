@@ -58,7 +58,7 @@ class Tree(Block):
         texts = enumerate(zip(as_list(accept), as_list(draws), strict=True))
         walks = [Descent(draft, row, coins=coins, draws=last) for row, (coins, last) in texts]
         walking = walks
-        while walking:
+        while walking:  # each pass judges one run of sampled tokens in every text that goes on
             runs = [walk.run() for walk in walking]
             Walk(self, assigned, q, draft, runs, index_of(runs)).backwards()
             walking = [walk for walk in walking if walk.goes_on()]
@@ -75,7 +75,11 @@ class Tree(Block):
 def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
-    """Return the draft of declared trees; ``sampled`` as for :func:`verify_tree`."""
+    """Check the tensors of declared trees, and return their draft, without its rows.
+
+    ``sampled`` is as for :func:`verify_tree`. With ``validate`` the parents, the siblings and the
+    rows of sampled tokens are checked, too.
+    """
     check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:

@@ -33,9 +33,9 @@ Index = tuple[np.ndarray, np.ndarray, np.ndarray]
 class Path:
     """Drafted tokens of one text, each after the one before: a chain, or a path down a tree.
 
-    ``row`` is the text's row in the batch. Token i follows node ``places[i]`` and leads to node
-    ``places[i + 1]``. The coin ``draw`` draws the token that ends the path. ``alive`` is P at the
-    nodes, as far as P is known.
+    ``row`` is the text's row in the batch. A ``place`` i counts along the path: token i follows
+    node ``node_numbers[i]`` and leads to node ``node_numbers[i + 1]``. The coin ``draw`` draws the
+    token that ends the path. ``alive`` is P at the nodes, as far as P is known.
 
     ``count`` is the number of tokens that can be judged. ``cut`` says that the token after them has
     NaN for its entry of q or p, so that the path ends before this token. NaN in other entries is
@@ -52,11 +52,11 @@ class Path:
     scale: float | None = None  # s of the residual (s q − p)₊ after a rejected token, if known
 
     def __init__(
-        self, row: int, places: Sequence[int], draw: float,
+        self, row: int, node_numbers: Sequence[int], draw: float,
         ids: Sequence[int] = (), coins: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        self.row, self.places, self.draw, self.ids, self.coins = row, places, draw, ids, coins
-        self.count = len(places) - 1
+        self.row, self.node_numbers, self.draw = row, node_numbers, draw
+        self.ids, self.coins, self.count = ids, coins, len(node_numbers) - 1
         self.alive = [1.0]
         self.made: dict[int, Node] = {}
 
@@ -68,7 +68,7 @@ class Path:
         """Return the node before the token at ``place``, or the node at the end."""
         if place not in self.made:
             alive = self.alive[place] if place < len(self.alive) else 1.0
-            self.made[place] = self.round.at(self.row, self.places[place], alive)
+            self.made[place] = self.round.at(self.row, self.node_numbers[place], alive)
         return self.made[place]
 
     @property
@@ -96,10 +96,12 @@ class Path:
     def advance(self) -> bool:
         """Follow P from token to token while entries decide P; return whether a row is needed.
 
-        A ratio of 0 stays 0, so a path with P = 0 is not followed any further.
+        A ratio of 0 stays 0, so a path with P = 0 is not followed any further. Of a ``cut`` path
+        every P is needed: at P > 0 the row of NaN decides, at P = 0 it is not reached.
         """
         alive, low, high = self.alive, self.low, self.high
-        while alive[-1] and (place := len(alive) - 1) < self.count:
+        while alive[-1] and len(alive) <= self.count:
+            place = len(alive) - 1
             least, most = alive[-1] * low[place], alive[-1] * high[place]
             if least >= 1 or least == most:  # P of the next node is known from the bounds
                 alive.append(min(1.0, least))
@@ -129,8 +131,10 @@ class Path:
                 if place == self.count:  # the coin of the end passes below P
                     break
                 node = self.node(place)
-                may_fall = node.policy.between and node.policy.highest > 1 and not node.fixed
-                if not may_fall or node.is_known:
+                # with deterministic tokens h lies between q and the selection law, not q and p; and
+                # without a ratio h/q above 1, h is q and R need not be solved
+                bounded = node.policy.between and node.policy.highest > 1 and not node.fixed
+                if not bounded or node.is_known:
                     break
                 most = Residual(node.q, node.drawn_from, self.alive[place]).mass
                 if coin < most / (most + missing):
@@ -184,7 +188,8 @@ class Walk:
 
         In each pass of the loop every path moves on while bounds on φ decide its coins. The nodes
         at which paths then wait are computed together, and each node decides one coin. A path
-        leaves the loop at the first coin that fails, or at the end of the draft.
+        leaves the loop at the first coin that fails, or at the end of the draft. Then the residuals
+        of rejected tokens are prepared for all paths together, and each path draws its last token.
         """
         self.bound(map(self._bounds, self.assigned.policies))
         waiting = list(self.paths)
@@ -207,7 +212,10 @@ class Walk:
         scales: dict[int, list[list[float]]] = {}
         rejecting: list[Node] = []
         for number, path in enumerate(self.paths):
-            if path.accepted == path.count or (node := path.node(path.accepted)).solved is not None:
+            if path.accepted == path.count:  # no drafted token was rejected
+                continue
+            node = path.node(path.accepted)
+            if node.solved is not None:  # the solved row has the residual
                 continue
             policy = node.policy
             if isinstance(policy, Entrywise):
@@ -224,12 +232,14 @@ class Walk:
     def _bounds(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
         """Return bounds on φ of each drafted token by its entries, φ twice where they are exact."""
         if isinstance(policy, Entrywise):
-            return (accepted := policy.acceptance_of(self.q_n, self.p_n)), accepted
+            phi = policy.acceptance_of(self.q_n, self.p_n)
+            return phi, phi
         low, high = policy.bounds(self.q_n, self.p_n)
         if low is high:  # one tensor: φ is known exactly
             return low, low
         # a row's sum may miss 1 and move a bound by as much, so the policy decides close calls
         low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.nodes.rows.dtype])
+        # an upper bound would save nothing: a rejected token's residual needs the row in any case
         return low, torch.full_like(low, math.inf)
 
     def backwards(self) -> None:
@@ -242,13 +252,13 @@ class Walk:
         """
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         counts, raised = [path.count for path in self.paths], None
-        if self.p is None:
+        if self.p is None:  # policies may look ahead, up to a token with NaN
             draft = replace(self.draft, counts=counts)
             raised = raised_entries(self.assigned, self.nodes.rows, draft)
         if raised is not None:
             self.nodes.raised = as_list(raised)
-            free = raised.isnan()
-            bounds = [[torch.where(free, side, raised) for side in sides] for sides in bounds]
+            unknown = raised.isnan()  # elsewhere the bounds are h_n itself, as p_n = 1
+            bounds = [[torch.where(unknown, side, raised) for side in sides] for sides in bounds]
         self.bound(bounds)
         if self.draft.sampled is not None:
             rows = zip(self.paths, as_list(self.q_n), as_list(self.p_n), strict=True)
@@ -282,13 +292,13 @@ class Walk:
         The bounds of a band hold for a token that is sampled alone.
         """
         for place, token in enumerate(path.ids):
-            row, node = path.row, path.places[place]
+            row, node = path.row, path.node_numbers[place]
             fixed, policy = self.draft.fixed[row][node], self.assigned.policy(row, node)
             if not fixed or policy.highest <= 1:
                 continue
             if self.nodes.at(row, node).solved is None:  # P is not known here yet, so no bound is
                 path.low[place], path.high[place] = 0.0, math.inf
-            elif token in fixed:
+            elif token in fixed:  # here the selection law, and so h, may exceed p
                 most = policy.highest * q_n[place]
                 path.high[place] = most / p_n[place] if p_n[place] > 0 else math.inf
 
@@ -338,7 +348,7 @@ class Descent:
 
     def accepted(self) -> list[int]:
         """Return the places of the accepted tokens, in order."""
-        reached = [node for run in self.runs for node in run.places[: run.accepted + 1]]
+        reached = [node for run in self.runs for node in run.node_numbers[: run.accepted + 1]]
         return [node - 1 for node in reached[1:]]  # token i leads to node i + 1
 
     def run(self) -> Path:
@@ -347,7 +357,7 @@ class Descent:
         while (place := self.sampled_child.get(node)) is not None:
             places.append(place)
             node = place + 1
-        nodes = [self.node, *(place + 1 for place in places)]
+        nodes = [self.node, *(place + 1 for place in places)]  # token i leads to node i + 1
         ids, coins = ([row[place] for place in places] for row in (self.ids, self.coins))
         self.runs.append(Path(self.row, nodes, self.draws[len(self.runs)], ids, coins))
         return self.runs[-1]
@@ -355,9 +365,9 @@ class Descent:
     def goes_on(self) -> bool:
         """Move past the judged run; return whether the token drawn after it is a drafted child."""
         run = self.runs[-1]
-        end = run.places[run.accepted]
-        children = zip(self.above, self.ids, strict=False)
-        drafted = [place for place, child in enumerate(children) if child == (end, run.last)]
+        end = run.node_numbers[run.accepted]
+        pairs = zip(self.above, self.ids, strict=False)  # each token's parent node, and its id
+        drafted = [place for place, pair in enumerate(pairs) if pair == (end, run.last)]
         # only rounding can draw a rejected token again; the tokens below it are biased, so stop
         if not drafted or drafted[0] == self.sampled_child.get(end):
             return False
@@ -369,7 +379,7 @@ def index_of(paths: Sequence[Path]) -> Index:
     """Return the row indices of the tokens of paths, arbitrary beyond a path's last token."""
     nodes, ids = np.zeros((2, len(paths), max(path.count for path in paths)), dtype=np.int64)
     for number, path in enumerate(paths):
-        nodes[number, : path.count] = path.places[:-1]
+        nodes[number, : path.count] = path.node_numbers[:-1]
         ids[number, : path.count] = path.ids
     return np.array([[path.row] for path in paths]), nodes, ids
 

@@ -71,7 +71,7 @@ class FlatBatch:
                 continue
             part = self if len(rows) == len(relaxed) else self._part(rows)
             if are_relaxed:
-                # a policy judges these requests, so none is marked as one that vLLM decides (greedy)
+                # a policy judges these requests: ``greedy`` marks those that vLLM's rule decides
                 deterministic = {"draft_probs": None, "unknown": frozenset()}
                 part = replace(part, greedy=None, relaxed=True, **deterministic)
             parts.append((rows, part))
