@@ -63,11 +63,15 @@ def size(pair: Pair) -> tuple[int, int, int]:
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler pairs of rows, the largest reductions first."""
+    """Yield simpler pairs of rows, the largest reductions first.
+
+    First fewer tokens; then uniform, equal and one-hot rows; then fewer digits; then more zeros.
+    """
     vocab = len(q)
     for size_left in range(2, vocab):  # first tokens only, fewest first: the largest reduction
         yield from _valid(q[:size_left], p[:size_left])
-    for i in range(vocab if vocab > 1 else 0):
+    removable = vocab if vocab > 1 else 0  # the last token stays
+    for i in range(removable):
         rest = torch.arange(vocab) != i
         yield from _valid(q[rest], p[rest])
         merged = [row[rest].clone() for row in (q, p)]
@@ -185,6 +189,7 @@ class Checker:
                 margin = self.worst(prop, other).margin
             except Exception:  # whatever the user's code raises
                 return False
+            # a wrong number is not shrunk to one that is not finite, nor the other way round
             return margin < 0 and math.isfinite(margin) == math.isfinite(worst.margin)
 
         q, p = seen.q[worst.row], seen.p[worst.row]

@@ -49,9 +49,10 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
             deadline=None,
             suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]
         )
-        seed(start)(drawing(given(strategies.any_pairs())(lambda pair: drawn.append(pair))))()
+        collect = given(strategies.any_pairs())(lambda pair: drawn.append(pair))
+        seed(start)(drawing(collect))()
 
-    while len(drawn) < missing:
+    while len(drawn) < missing:  # Hypothesis may draw fewer pairs than it is asked for
         # inside a test under @given, Hypothesis draws nothing else in the test's thread
         with ThreadPoolExecutor(1) as other:
             other.submit(draw).result()
@@ -66,7 +67,11 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
 
 def _wide(count: int, start: int) -> list[Group]:
-    """Return the wide pairs among ``count`` pairs, in the order ORDER, the widest range first."""
+    """Return the wide pairs among ``count`` pairs: one in ONE_IN, in the order ORDER.
+
+    Then come one pair of V from the range SMALL and, if ``count`` is THOROUGH or more, one of V =
+    VOCABULARY.
+    """
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
     pairs = [wide_pair(widths[place], random) for place in ORDER[: count // ONE_IN]]

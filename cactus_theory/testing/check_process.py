@@ -54,7 +54,7 @@ def check_file(
         fault, events = f"its process ended with exit code {done.returncode}", done.stdout
     except subprocess.TimeoutExpired as late:
         fault, events = "", late.stdout or b""
-    state = dict[str, Any]()
+    state = dict[str, Any]()  # the last event of each name: "property" is the last one begun
     for line in events.decode().splitlines():
         with suppress(ValueError):  # a process that was killed may leave half a line
             state |= json.loads(line)

@@ -94,7 +94,7 @@ class Tally:
         for row, (policy, drafted, kept) in enumerate(rows):
             if not drafted:
                 continue
-            charged = min(kept + 1, drafted)
+            charged = min(kept + 1, drafted)  # rows of drafted tokens; the bonus token has none
             if id(policy) not in by_policy:
                 by_policy[id(policy)] = self.of(policy)
             counts = by_policy[id(policy)]

@@ -74,6 +74,7 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
     together = seen.on(q, p)
     numbers = together.phi[:rows], together.emitted[:rows]
     yield from _unmoved(seen, *numbers, "among other rows", seen.steady)
+    # a few rows without a batch axis
     for row in range(min(rows, 3)):
         single = seen.policy.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
         part = slice(row, row + 1)
@@ -108,6 +109,7 @@ def names_of_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
     The tokens are moved by one place, and by a drawn permutation, which also separates neighbours.
     """
     ordered = seen.q.sort(-1).values
+    # among tokens of equal q a rule may choose by their ids
     tied = ((ordered.diff(dim=-1) == 0) & (ordered[:, 1:] > 0)).any(-1)
     places = torch.arange(seen.width)
     drawn = torch.randperm(seen.width, generator=torch.Generator().manual_seed(seen.width))
@@ -169,13 +171,14 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     """
     rows, vocab = min(MOST_ROWS, len(seen.q)), seen.q.shape[-1]
     row, n = seen.drafted[:rows].nonzero().T
-    draws = torch.arange(0, vocab, max(1, vocab // MOST_DRAWS))
-    most = max(1, min(MOST_PAIRS, ENTRIES // (2 * vocab * COINS * len(draws))))
-    chosen = (
-        torch.arange(0, len(n), max(1, len(n) // most))[:most] if most < MOST_PAIRS else slice(most)
-    )
-    row, n = row[chosen], n[chosen]
-    shape = (len(n), COINS, len(draws))
+    # ids of the tokens to recover; for each there is a draw in the middle of its share
+    aims = torch.arange(0, vocab, max(1, vocab // MOST_DRAWS))
+    most = max(1, min(MOST_PAIRS, ENTRIES // (2 * vocab * COINS * len(aims))))
+    chosen = torch.arange(len(n))
+    if most < MOST_PAIRS:  # wide rows: a few drafted tokens, spread over all of them
+        chosen = torch.arange(0, len(n), max(1, len(n) // most))
+    row, n = row[chosen[:most]], n[chosen[:most]]
+    shape = (len(n), COINS, len(aims))
     each, ids = (x[:, None, None].expand(shape).reshape(-1, 1) for x in (row, n))
     target = torch.stack([seen.q[:rows]] * 2, 1)[each[:, 0]]
     draft = seen.p[each]
@@ -185,15 +188,15 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     coin = _coins_at(phi.double(), apart[:, 0])
     g = seen.recovered_at(row, n)
     middle = (g.cumsum(-1) - g / 2).clamp(0, LAST_COIN)
-    draw = middle[:, draws][:, None, :].expand(shape)
+    draw = middle[:, aims][:, None, :].expand(shape)
     coins = coin.reshape(-1, 1), draw.reshape(-1)
     verdict = verify_chain(seen.policy, target, draft, ids, coins=coins, validate=False)
     accepted = coin < phi
-    token = draws.expand(shape)
-    # where φ is 1 minus a rounding error, a verifier may compute 1
+    # judged where no rounding error can change the coin's decision, nor the recovered token. Where
+    # φ is 1 minus a rounding error, a verifier may compute 1
     sharp = ((coin - phi).abs() >= apart / 2) | (coin == phi) | (phi == 0)
     sharp &= ~((phi < 1) & (phi > 1 - apart))
-    clear = sharp & (accepted | (g > BORDER)[:, draws][:, None, :].expand(shape))
+    clear = sharp & (accepted | (g > BORDER)[:, aims][:, None, :].expand(shape))
 
     def about(index: tuple[int, ...]) -> str:
         pair, c, d = index
@@ -203,7 +206,7 @@ def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
         )
 
     emitted = verdict.output_token_ids[:, 0].reshape(shape)
-    expected = torch.where(accepted, n[:, None, None], token)
+    expected = torch.where(accepted, n[:, None, None], aims.expand(shape))
     yield Bounds(emitted, expected, expected, about, 0.0, clear, row)
 
 
@@ -234,9 +237,9 @@ def far_knobs_have_one_law(seen: Behaviour) -> Iterator[Bounds]:
     divergence = read_divergence(getattr(seen.policy, "divergence", "kl"))
     for value, policy in _far_knobs(seen.policy):
         far, nodes = seen.on(q, p, policy=policy), nodes_of_rows(Chain(), policy, q, p)
-        due = divergence.value(policy.emitted(q, p), q)
+        due = divergence.value(policy.emitted(q, p), q)  # what the meter has to charge
         charged = due.new_tensor([node.charge(divergence).spent for node in nodes])
         bounds = Bounds(charged, due, due, "divergence that is charged", EXACT * (1 + due))
         for one in (*emitted_law_sums_to_one(far), bounds, *coins_decide_as_declared(far)):
-            where = f" at {policy.knob}={value:g}"
+            where = f" at {policy.knob}={value:g}"  # added to the names of all entries
             yield replace(one, about=lambda i, one=one, where=where: one.describe(i)[0] + where)

@@ -112,6 +112,7 @@ class Behaviour(Seen):
         if self.policy.declares.continuous:
             return steady
         sign = 1 - 2 * (self.tokens % 2).double()
+        # neighbours are moved apart, in both directions; the third time token 0 stays
         for move in (AWAY * sign, -AWAY * sign, AWAY * sign.roll(1, -1) * (self.tokens > 0)):
             q, p = (row * (1 + move) for row in (self.q, self.p))
             other = self.on(q / q.sum(-1, keepdim=True), p / p.sum(-1, keepdim=True))
@@ -260,11 +261,11 @@ def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
     if source is None:
         return set(WHOLE_VALUES if whole else KNOB_VALUES)
     low, high = source.knob_range or (-math.inf, math.inf)
-    moved = value or source.knob_range
-    own = {value * factor for factor in FACTORS} if moved else set(FROM_ZERO)
-    values = own | set(source.knob_range or ())
-    lossless = policy.declares.strict
-    values |= set() if lossless is None else {lossless}
+    from_zero = not value and not source.knob_range  # multiples of 0 would all be 0
+    values = set(FROM_ZERO) if from_zero else {value * factor for factor in FACTORS}
+    values |= set(source.knob_range or ())
+    if policy.declares.strict is not None:  # the value at which the function is lossless
+        values.add(policy.declares.strict)
     return {value for value in values if low <= value <= high}
 
 

@@ -50,14 +50,15 @@ def acceptance_follows_the_knob(seen: Behaviour) -> Iterator[Bounds]:
     shares = [seen.on(seen.q, seen.p, policy=rung).accepted.sum(-1) for _, rung in ladder]
     direction = seen.policy.declares.direction
     word = "gain" if direction > 0 else "loss"
+    gains = direction * torch.stack(shares, -1).diff(dim=-1)
 
     def about(index: tuple[int, ...]) -> str:
         low, high = values[index[1]], values[index[1] + 1]
-        both = bool((gains[index[0]] > EXACT).any())
-        said = " (other steps have one: the knob is not monotone)" * both
-        return f"{word} of acceptance from {seen.policy.knob}={low:g} to {high:g}{said}"
+        text = f"{word} of acceptance from {seen.policy.knob}={low:g} to {high:g}"
+        if (gains[index[0]] > EXACT).any():
+            text += " (other steps have one: the knob is not monotone)"
+        return text
 
-    gains = direction * torch.stack(shares, -1).diff(dim=-1)
     yield Bounds(gains, 0, None, about)
 
 
@@ -209,12 +210,14 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     Coins include the ends 0 and 1 − 2⁻⁵³.
     """
     absent = seen.q == 0
+    # by the stated φ and g
     about = "acceptance of token {0}, which has q = 0"
     yield Bounds(seen.phi, 0, 0, about, 0.0, absent & seen.drafted)
     row, n = seen.pairs
     refused = (seen.rejected[row, n] > 0)[:, None] & absent[row]
     about = residual_entry(seen, ", which has q = 0")
     yield Bounds(seen.recovered, 0, 0, about, 0.0, refused, row)
+    # by a verifier, for each drafted token with the four pairs of extreme coins
     edges = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
     coin, draw = (c.repeat(len(n)) for c in torch.cartesian_prod(edges, edges).T)
     row, n = row.repeat_interleave(4), n.repeat_interleave(4)
@@ -244,7 +247,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
         best = optimal_acceptance(seen.q, seen.p, divergence=budget.divergence, delta=budget.amount)
         yield Bounds(seen.accepted.sum(-1), best.acceptance - best.gap, None, "acceptance")
         return
-    raised = torch.maximum(seen.accepted, seen.q)
+    raised = torch.maximum(seen.accepted, seen.q)  # the least h_n ≥ q_n that accepts n so often
     # 1/q, the largest possible ratio h/q, has to be finite
     judged = seen.drafted & (seen.phi < 1) & (1 / seen.q).isfinite() & (raised < 1 - EXACT)
     more = raised_alone(read_divergence(budget.divergence), raised + STEP * (1 - raised), seen.q)
@@ -292,7 +295,7 @@ def recovers_alike(seen: Behaviour) -> Iterator[Bounds]:
     row, token = (part[seen.rejected[seen.pairs] > 0] for part in seen.pairs)
     if not len(row):
         return
-    first = torch.searchsorted(row, row)  # the rows rise
+    first = torch.searchsorted(row, row)  # the first rejectable token of the same row, as rows rise
     g = seen.recovered_at(row, token)
 
     def about(index: tuple[int, ...]) -> str:

@@ -81,6 +81,7 @@ class Enumeration(Seen):
         if sum(rows.shape[1] for rows in trees.q) > SHOWN:
             return
         for depth, rows in enumerate(trees.q):
+            # the tokens before a node are the digits of the node's number, to the base V
             places = trees.vocab ** torch.arange(depth - 1, -1, -1)
             for node, q in enumerate(rows[row].tolist()):
                 text = " ".join(map(str, (node // places % trees.vocab).tolist()))
@@ -128,8 +129,8 @@ class Enumeration(Seen):
         ids = self.trees.paths.repeat(len(q), 1)
         draft = Draft(ids, [self.trees.depth] * len(ids), p.flatten(0, 1))
         law = (verifier or self.verifier).law(self.assigned, q.flatten(0, 1), draft)
-        entries = {name: own for name, own in vars(law).items() if own is not None}
-        shaped = {name: own.unflatten(0, q.shape[:2]).double() for name, own in entries.items()}
+        entries = {name: entry for name, entry in vars(law).items() if entry is not None}
+        shaped = {name: x.unflatten(0, q.shape[:2]).double() for name, x in entries.items()}
         return SimpleNamespace(**vars(law) | shaped)
 
     def by_node(self, values: Tensor, depth: int) -> Tensor:
@@ -270,6 +271,7 @@ def some_paths(seen: Enumeration) -> Paths:
     impossible = (seen.aims[:, :, :-1].gather(-1, drafted) == 0).any(2)[..., 0]
     lots = torch.rand(weight.shape, generator=source, dtype=torch.float64)
     chosen = torch.zeros(weight.shape, dtype=torch.bool)
+    # the likeliest paths, paths by lot, and by lot paths with a token of h = 0
     for rank in (weight, lots, lots * impossible):
         best = torch.where(weight > 0, rank, 0.0).topk(min(EACH, weight.shape[1]), -1)
         chosen |= torch.zeros_like(chosen).scatter(-1, best.indices, best.values > 0)

@@ -192,12 +192,11 @@ def _group(shape: tuple[int, int], numbers: list[int], seed: int) -> Trees:
     """Return the trees with these numbers, which share one shape (V, K), as a batch."""
     vocab, depth = shape
     kinds = tuple(TURNS[number % len(TURNS)] for number in numbers)
-    made = [
-        (kind, torch.Generator().manual_seed(2**32 * seed + number))
-        for kind, number in zip(kinds, numbers, strict=True)
-    ]
-    levels = [
-        zip(*(_rows(kind, vocab**i, vocab, own) for kind, own in made), strict=True)
+    # each tree has its own random numbers, so that its rows do not depend on the other trees
+    sources = [torch.Generator().manual_seed(2**32 * seed + number) for number in numbers]
+    drawn = list(zip(kinds, sources, strict=True))
+    levels = [  # by depth: the target rows of all trees, and their draft rows
+        zip(*(_rows(kind, vocab**i, vocab, source) for kind, source in drawn), strict=True)
         for i in range(depth + 1)
     ]
     q, p = (tuple(map(torch.stack, rows)) for rows in zip(*levels, strict=True))

@@ -72,6 +72,7 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     alive ratios that a verdict reports are those of the law. Float32 rows give the same counts.
     """
     paths = some_paths(seen)
+    # how often each count is accepted; rare counts are left out, and faint paths weigh less
     verdict, shares = _over_coins(paths, INSIDE)
     rare = (shares < RARE) & (paths.stop < RARE)
     # the weight of a path with a token below FAINT is the path's probability
@@ -80,14 +81,14 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     shares, stop = torch.where(rare, paths.stop, shares) * weights, paths.stop * weights
     about = paths.about(lambda i: f"chance of {i[1]} accepted tokens, over all coins")
     yield Bounds(shares, stop, stop, about, COUNTED, rows=paths.tree)
-    if verdict.alive is not None:
+    if verdict.alive is not None:  # the alive ratios of charged nodes
         alive = verdict.alive.reshape(len(paths.ids), -1, paths.length)
         counts = verdict.num_accepted.reshape(alive.shape[:2])
         expected = paths.alive[:, None, :-1].expand(alive.shape)
         charged = torch.arange(paths.length) <= counts[..., None]
         about = paths.about(lambda i: f"alive ratio of row {i[2]}")
         yield Bounds(alive, expected, expected, about, COUNTED, charged, paths.tree)
-    if seen.policy.declares.continuous:
+    if seen.policy.declares.continuous:  # float32 rows, on one path of each tree
         first = torch.ones_like(paths.tree, dtype=torch.bool)
         first[1:] = paths.tree[1:] != paths.tree[:-1]
         paths = paths.part(first.nonzero()[:, 0])
@@ -122,15 +123,16 @@ def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     This holds for all acceptance coins; draws are just inside both ends of every token's share.
     """
     paths = some_paths(seen)
-    every, mass = cells(_edges(paths), INSIDE)
-    counts = paths.verify(every).num_accepted.reshape(mass.shape)
-    # some patterns that lead to each count
+    patterns, mass = cells(_edges(paths), INSIDE)
+    counts = paths.verify(patterns).num_accepted.reshape(mass.shape)
+    # by lot, PATTERNS coin patterns that lead to each count, fewer where ``occurs`` is false
     source = torch.Generator().manual_seed(seen.seed)
     lots = torch.rand(counts.shape, generator=source)
     lead = (counts[:, None] == torch.arange(paths.length + 1)[:, None]) & (mass > 0)[:, None]
     ranked = torch.where(lead, 1 + lots[:, None], 0.0).topk(min(PATTERNS, mass.shape[1]), -1)
-    accept = every[torch.arange(len(every))[:, None, None], ranked.indices]
+    accept = patterns[torch.arange(len(patterns))[:, None, None], ranked.indices]
     occurs = ranked.values > 0
+    # with each of them, draws near both ends of every token's share [low, high)
     high = paths.last.cumsum(-1)
     low = high - paths.last
     step = torch.full_like(low, INSIDE)
@@ -161,9 +163,9 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     that were drafted.
     """
     paths = some_paths(seen)
-    ends = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)[
-        combinations(2, paths.coins + 1)
-    ].expand(len(paths.ids), -1, -1)
+    extremes = torch.tensor([0.0, LAST_COIN], dtype=torch.float64)
+    # all patterns of extreme acceptance coins, and of an extreme draw at the end
+    ends = extremes[combinations(2, paths.coins + 1)].expand(len(paths.ids), -1, -1)
     verdict = paths.verify(ends[..., :-1], ends[..., -1])
     shape = (len(paths.ids), ends.shape[1], paths.length + 1)
     output = verdict.output_token_ids.reshape(shape)
@@ -171,7 +173,7 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
     emitted = torch.arange(shape[-1]) <= counts
     each, place = torch.arange(len(paths.ids))[:, None, None], torch.arange(shape[-1])
     h, q = (rows[each, place, output.clamp(min=0)] for rows in (paths.aims, paths.q))
-    possible = (h > 0) | ((q > 0) & (place == counts))
+    possible = (h > 0) | ((q > 0) & (place == counts))  # or drawn from q: see the docstring
     if seen.policy.declares.support == "target":
         possible &= q > 0
 
@@ -180,6 +182,7 @@ def impossible_tokens_are_never_emitted(seen: Enumeration) -> Iterator[Bounds]:
         return f"coins and draw {coins}: whether token {token} at place {i[2]} is possible"
 
     yield Bounds(possible.double(), 1, 1, paths.about(describe), 0.0, emitted, paths.tree)
+    # accepted tokens are the drafted ones
     drafted = paths.ids[:, None].expand(*shape[:2], -1)
     accepted = torch.arange(paths.length) < counts
     about = paths.about(lambda i: f"accepted token at place {i[2]}")
@@ -199,11 +202,13 @@ def a_coin_at_its_value_does_not_pass(seen: Enumeration) -> Iterator[Bounds]:
         return
     paths = paths.part(exact.nonzero()[:, 0])
     value = paths.thresholds
+    # a value that is no short fraction may be rounded, and no coin is 1: coin 0 is tried instead
     value = torch.where((value * SHORT == (value * SHORT).round()) & (value < 1), value, 0.0)
     at = combined(value, combinations(2, paths.length))
     above = at + BESIDE
-    turns = paths.thresholds[:, None, :, :]
-    between = ((turns > at[..., None]) & (turns <= 2 * BESIDE + at[..., None])).any(-1).any(-1)
+    # patterns are not judged if another threshold lies between a coin and the coin above it
+    others = paths.thresholds[:, None, :, :]
+    between = ((others > at[..., None]) & (others <= 2 * BESIDE + at[..., None])).any(-1).any(-1)
     counts, expected = (
         paths.verify(coins).num_accepted.reshape(at.shape[:2]) for coins in (at, above)
     )
@@ -222,7 +227,8 @@ def what_is_sure_is_accepted(seen: Enumeration) -> Iterator[Bounds]:
     rows = paths.aims[:, :-1], paths.p
     h, p = (part.gather(-1, paths.ids[..., None])[..., 0] for part in rows)
     ratio = paths.alive[:, :-1] * h / p
-    clear = ((ratio - 1).abs() > COUNTED).cumprod(-1) == 1  # ratios are not near 1
+    # the ratios P h/p up to here are not so near 1 that rounding decides whether P is 1
+    clear = ((ratio - 1).abs() > COUNTED).cumprod(-1) == 1
     places = torch.arange(1, paths.length + 1)
     least = torch.where(clear & (ratio > 1) & (paths.alive[:, 1:] == 1), places, 0).amax(-1)
     coins = torch.full((len(least), 1, paths.coins), LAST_COIN, dtype=torch.float64)

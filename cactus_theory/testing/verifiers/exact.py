@@ -53,9 +53,9 @@ def next_token_has_the_law(seen: Enumeration) -> Iterator[Bounds]:
     The token is drafted and accepted, or recovered. Averaged over all drafts, its law is exactly
     the policy's row h at the node; after K tokens, the row that the bonus token is drawn from.
     """
+    bonus = seen.policy.undrafted(seen.trees.q[-1])
     for depth, joint in enumerate(seen.following):
-        ends = seen.policy.undrafted(seen.trees.q[-1])
-        row = seen.target[depth] if depth < seen.trees.depth else ends
+        row = seen.target[depth] if depth < seen.trees.depth else bonus
         expected = seen.passed[depth][..., None] * row
         allowed = _rounding(seen.passed[depth], seen.trees.reached[depth])[..., None]
         about = f"depth {depth}, node {{0}}: chance of being there and going on with token {{1}}"
@@ -75,12 +75,13 @@ def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator
     source = torch.Generator().manual_seed(seen.seed)
     coins = torch.rand(len(ids), verifier.coins(ids.shape[1]) + 1, generator=source).double()
     memory = seen.p.flatten(0, 1).clone()
-    steps = {step: memory.roll(step, -1) for step in (0, 1)}
+    moved = {step: memory.roll(step, -1) for step in (0, 1)}
     for step in (0, 1, 0):
-        memory.copy_(steps[step])
+        memory.copy_(moved[step])
+        # paths that can be drafted
         judged = (memory.gather(-1, ids[..., None]) > 0).all((-1, -2))[:, None]
         laws, emitted = [], []
-        for p in (memory, steps[step]):
+        for p in (memory, moved[step]):  # found, and expected: rows in memory of their own
             draft = Draft(ids, [ids.shape[1]] * len(ids), p)
             laws.append(verifier.law(seen.assigned, q, draft))
             verdict = verifier.verify(seen.assigned, q, draft, coins[:, :-1], coins[:, -1])
@@ -104,6 +105,7 @@ def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
     expected = torch.zeros(len(reached[0]), dtype=torch.float64)
     for depth, chances in enumerate(passed):
         stated = seen.drafted(seen.law.alive[..., depth])
+        # of each path: the chance of passing its node here, times that of drafting the path's rest
         chance = chances[:, seen.trees.node(depth)]
         share = torch.where(chance > 0, seen.weight / reached[depth][:, seen.trees.node(depth)], 0)
         about = f"path {{0}}: chance of drafting it with its first {depth} tokens accepted"
@@ -112,7 +114,8 @@ def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
         # rows h and φ may be solved in different batches
         allowed = 4 * _rounding(chances, reached[depth])
         yield Bounds(chances, 0, _highest(seen, depth), about, allowed)
-        expected += (reached[depth] * seen.alive[depth]).sum(-1) * (depth > 0)
+        if depth:  # every passed node but the root is one accepted token
+            expected += (reached[depth] * seen.alive[depth]).sum(-1)
     counted = (seen.stopped * torch.arange(len(passed))).sum((-1, -2))
     yield Bounds(counted, expected, expected, "expected accepted tokens", EXACT)
 
@@ -133,9 +136,11 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
         path = PathState(seen.alive[depth].flatten())
+        # what ``Verifier.emitted`` returns, by node
         charged = seen.verifier.emitted(seen.policy, q, p, path)
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
+        # what the verdict's law has as ``emitted``, by path
         along = target[:, seen.trees.node(depth)]
         about = f"path {{0}}, row {depth}: stated probability of token {{1}}"
         drafted = (seen.weight > 0)[..., None].expand(along.shape)
@@ -164,16 +169,17 @@ def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bound
     That chance is the text's probability, or the chance of the node before times h of the last
     token, whichever is smaller.
     """
-    kept_alone = torch.ones_like(seen.passed[0])
-    token_by_token = torch.zeros(len(kept_alone), dtype=torch.float64)
+    # in a chain, which keeps each token by itself: the chance of passing each node, and their sum
+    chain_passed = torch.ones_like(seen.passed[0])
+    token_by_token = torch.zeros(len(chain_passed), dtype=torch.float64)
     for depth, chances in enumerate(seen.passed):
         most = _highest(seen, depth)
         about = f"depth {depth}, node {{0}}: chance of being there"
         yield Bounds(chances, most, None, about, _rounding(most, seen.trees.reached[depth]))
         if depth:
             p, h = seen.trees.p[depth - 1].double(), seen.target[depth - 1]
-            kept_alone = (kept_alone[..., None] * torch.minimum(p, h)).flatten(1)
-            token_by_token += kept_alone.sum(-1)
+            chain_passed = (chain_passed[..., None] * torch.minimum(p, h)).flatten(1)
+            token_by_token += chain_passed.sum(-1)
     counted = sum(chances.sum(-1) for chances in seen.passed[1:])
     about = "expected accepted tokens, against token by token"
     yield Bounds(torch.as_tensor(counted), token_by_token, None, about, EXACT)
@@ -186,11 +192,13 @@ def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
     The padding after a row's tokens does not matter; here it holds tokens and rows of other drafts.
     """
     verifier, assigned, length = seen.verifier, seen.assigned, seen.trees.depth
+    # one drawn path of each of a few trees, cut to a drawn number of tokens
     source = torch.Generator().manual_seed(seen.seed + 1)
     trees = len(seen.trees.kinds)
     tree = torch.arange(BATCH) * max(1, trees // BATCH) % trees
     path = seen.weight[tree].multinomial(1, generator=source)[:, 0]
     counts = (torch.arange(BATCH) % (length + 1))[torch.randperm(BATCH, generator=source)]
+    # tokens and rows beyond that number are those of another draft in the batch
     beyond = torch.arange(length) >= counts[:, None]
     ids, q, p = seen.trees.paths[path], seen.q[tree, path], seen.p[tree, path]
     ids = torch.where(beyond, ids.roll(1, 0), ids)
@@ -205,11 +213,11 @@ def a_row_alone_equals_the_batch(seen: Enumeration) -> Iterator[Bounds]:
     alone, laws = torch.full_like(together, -1), torch.zeros_like(law)
     for row, count in enumerate(counts.tolist()):
         part, rows = slice(row, row + 1), q[row : row + 1, : count + 1]
-        own = Draft(ids[part, :count], [count], p[part, :count])
+        cut = Draft(ids[part, :count], [count], p[part, :count])
         tossed = accept[part, : verifier.coins(count)], draw[part]
-        single = verifier.verify(assigned, rows, own, *tossed)
+        single = verifier.verify(assigned, rows, cut, *tossed)
         alone[row, : count + 1] = single.output_token_ids[0]
-        laws[row, : count + 1] = verifier.law(assigned, rows, own).stop[0] if count else 1.0
+        laws[row, : count + 1] = verifier.law(assigned, rows, cut).stop[0] if count else 1.0
     about = "row of this tree in a ragged batch: token at place {0}"
     yield Bounds(together, alone, alone, about, 0.0, rows=tree)
     about = "row of this tree in a ragged batch: chance of {0} accepted tokens"
@@ -231,7 +239,7 @@ def deterministic_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]
     counts = [paths.length] * len(ids)
     drafts = Draft(ids, counts, None), Draft(ids, counts, one_hot(ids, q))
     coins = torch.rand(len(ids), paths.coins + 1, generator=source, dtype=torch.float64)
-    coins[::TRIALS] = 0.0
+    coins[::TRIALS] = 0.0  # in the first trial of each path, every coin is 0
     accept, draw = coins[:, :-1], coins[:, -1]
     deterministic, expected = (
         seen.verifier.verify(seen.assigned, q, draft, accept, draw).output_token_ids
@@ -252,13 +260,15 @@ def deterministic_drafts_are_one_hot_rows(seen: Enumeration) -> Iterator[Bounds]
 def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     """Where policies differ from token to token, each row follows the policy assigned to it.
 
-    If each draft has one policy, its verdicts are those under that policy alone.
+    If each draft has one policy, its verdicts are those under that policy alone. If two policies
+    take turns along every draft, the law emitted at each node is that of the node's policy.
     """
     paths, verifier = some_paths(seen), seen.verifier
     other = next(policy for policy in map(read_policy, OTHERS) if policy.spec != seen.policy.spec)
     policies = (seen.policy, other)
     number = torch.arange(len(paths.ids))[:, None]
     draft = Draft(paths.ids, [paths.length] * len(paths.ids), paths.p)
+    # one policy for each draft
     source, choice = torch.Generator().manual_seed(seen.seed + 3), number % 2
     coins = torch.rand(len(paths.ids), paths.coins + 1, generator=source, dtype=torch.float64)
     whole = Assignment(policies, choice.expand(paths.ids.shape))
@@ -269,6 +279,7 @@ def each_token_has_its_own_policy(seen: Enumeration) -> Iterator[Bounds]:
     expected = torch.where(choice == 0, first, second)
     about = "draft of this tree, a policy for each draft: token at place {0}"
     yield Bounds(mixed, expected, expected, about, 0.0, rows=paths.tree)
+    # policies in turn; in a block they see the alive ratios that the other policy has left
     turns = (number + torch.arange(paths.length)) % 2
     law = verifier.law(Assignment(policies, turns), paths.q, draft)
     path = PathState(law.alive[:, :-1].flatten())
