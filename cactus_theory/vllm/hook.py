@@ -88,7 +88,6 @@ class Hook:
         arguments = (draft_token_ids, num_draft_tokens, max_spec_len, cu_num_draft_tokens)
         arguments += (draft_probs, target_logits, bonus_token_ids, sampling_metadata)
         _check_no_lossy_rule(kwargs)
-        # before the rows are computed: trying a policy needs memory, which the rows use later
         size = len(num_draft_tokens)
         requests, greedy = self._running(size), None
         if not sampling_metadata.all_random:
