@@ -63,10 +63,7 @@ def size(pair: Pair) -> tuple[int, int, int]:
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler pairs of rows, the largest reductions first.
-
-    First fewer tokens; then uniform, equal and one-hot rows; then fewer digits; then more zeros.
-    """
+    """Yield simpler rows, largest reductions first: fewer tokens, plain rows, few digits, zeros."""
     vocab = len(q)
     for size_left in range(2, vocab):  # first tokens only, fewest first: the largest reduction
         yield from _valid(q[:size_left], p[:size_left])

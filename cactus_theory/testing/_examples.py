@@ -67,11 +67,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
 
 def _wide(count: int, start: int) -> list[Group]:
-    """Return the wide pairs among ``count`` pairs: one in ONE_IN, in the order ORDER.
-
-    Then come one pair of V from the range SMALL and, if ``count`` is THOROUGH or more, one of V =
-    VOCABULARY.
-    """
+    """Return the wide pairs among ``count``: in the order ORDER, then of SMALL and VOCABULARY."""
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
     pairs = [wide_pair(widths[place], random) for place in ORDER[: count // ONE_IN]]

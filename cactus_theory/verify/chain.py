@@ -118,7 +118,7 @@ def chain_on_device(
     """Return each text's accepted count and the token after it, both (B,), on a device.
 
     φ of all drafted tokens is computed at once; one residual a text, after the first rejection. A
-    token with NaN for its q or p cannot be decided: the path ends there, with ``NO_TOKEN``.
+    token with NaN for its q or p cannot be decided: a path ends before it, with ``NO_TOKEN``.
     """
     assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]

@@ -303,11 +303,10 @@ class Node:
         if solved is not None:
             solved.upper_exceeds(math.inf)  # solves the row
         band = None if solved is None else solved.band
-        # the loop makes h from the band or, without one, reads h
         band, h = (NO_BAND, self.law.numpy()) if band is None else (band, EMPTY)
         target = q if self.untilted is None else self.untilted
         q, p, h, target = map(np.ascontiguousarray, (q, self.offers, h, target))
-        # sums over the vocabulary, with t the target's row: Σ h ln t, Σ t ln t, Σ h t, Σ t t
+        # Σ h ln t, Σ t ln t, Σ h t, Σ t t with t the target's row; h is read only without a band
         h_log_t, t_log_t, h_t, t_t, outside = loops().directions_of(q, p, band, h, target)
         if outside:  # h > 0 where t = 0, and ln t = −∞
             return _directions_in_torch(self)
@@ -483,10 +482,7 @@ def write_laws(nodes: Iterable[Node]) -> None:
 
 
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
-    """Compute and store the charges of nodes: in compiled loops if there are any, else in torch.
-
-    A node that was charged in this divergence before is left out. A lossless node is charged 0.
-    """
+    """Compute and store the charges of those nodes that are not yet charged in ``divergence``."""
     nodes = [node for node in nodes if node.last_charge[0] != divergence]
     if divergence == REGRET:  # a row with h = 1 at one token has its charge at hand
         for node in nodes:

@@ -75,11 +75,7 @@ class Tree(Block):
 def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
-    """Check the tensors of declared trees, and return their draft, without its rows.
-
-    ``sampled`` is as for :func:`verify_tree`. With ``validate`` the parents, the siblings and the
-    rows of sampled tokens are checked, too.
-    """
+    """Check declared trees, with ``validate`` their families, too; return a draft without rows."""
     check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:

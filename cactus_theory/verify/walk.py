@@ -131,8 +131,7 @@ class Path:
                 if place == self.count:  # the coin of the end passes below P
                     break
                 node = self.node(place)
-                # with deterministic tokens h lies between q and the selection law, not q and p; and
-                # without a ratio h/q above 1, h is q and R need not be solved
+                # beside deterministic tokens h may exceed max(p, q); with ``highest`` 1, h is q
                 bounded = node.policy.between and node.policy.highest > 1 and not node.fixed
                 if not bounded or node.is_known:
                     break
@@ -239,7 +238,7 @@ class Walk:
             return low, low
         # a row's sum may miss 1 and move a bound by as much, so the policy decides close calls
         low = low * (1 - 2 * ROW_SUM_TOLERANCE[self.nodes.rows.dtype])
-        # an upper bound would save nothing: a rejected token's residual needs the row in any case
+        # an upper bound would save little: a rejected token's residual needs the row in any case
         return low, torch.full_like(low, math.inf)
 
     def backwards(self) -> None:

@@ -242,10 +242,7 @@ def toss(batch: FlatBatch) -> Coins:
 
 
 def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:
-    """Return the numbers of drafted tokens to verify: those before a request's first placeholder.
-
-    The number is 0 for greedy and unknown requests.
-    """
+    """Return how many drafted tokens to verify: up to a placeholder; 0 if greedy or unknown."""
     usable = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
     without_draft = [
         row in batch.unknown or (batch.greedy is not None and batch.greedy[row])

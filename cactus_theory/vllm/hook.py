@@ -161,10 +161,7 @@ class Hook:
         self, requests: Sequence[Request], counts: Sequence[int],
         output: Tensor | None = None, greedy: Sequence[bool] | None = None,
     ) -> None:  # fmt: skip
-        """Count a step of each request; a prompt that is not yet complete emits no token.
-
-        ``counts`` are the drafted tokens to count. Without ``output`` a request emits one token.
-        """
+        """Count a step of each request: one token if ``output`` is None, none inside a prompt."""
         if not requests or not (self.counts_here or self.settings.cap is not None):
             return
         emitted = [1] * len(counts) if output is None else (output >= 0).sum(-1).tolist()
@@ -229,11 +226,8 @@ class Hook:
     def _draft_rows(
         self, draft_probs: Tensor | None, counts: list[int]
     ) -> tuple[Tensor | None, frozenset[int]]:
-        """Return the rows that the drafts were drawn from, and the requests whose rows are lost.
-
-        If vLLM passes no rows to a step with drafts, take those that its runner has stored.
-        """
-        stored_rows = getattr(self.runner, "_draft_probs", None)
+        """Return the rows that the drafts were drawn from, and the requests whose rows are lost."""
+        stored_rows = getattr(self.runner, "_draft_probs", None)  # used if vLLM passes no rows
         names = getattr(self.runner, "_draft_prob_req_ids", None)
         if draft_probs is not None or stored_rows is None or names is None or not any(counts):
             return draft_probs, frozenset()

@@ -20,7 +20,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from cactus_theory.decoding.meter import Meter
 from cactus_theory.divergences import Divergence
@@ -175,7 +174,7 @@ class Reporter:
         # the total last sent, by counter and labels: a counter of Prometheus takes increases only
         self.sent_totals: dict[tuple[str, ...], float] = {}
         shared = ["policy", *self.labels]
-        self.counters: dict[str, Any] = {}
+        self.counters = dict[str, client.Counter]()
         for name, text in COUNTER_HELP.items():
             labels = [*shared, "divergence"] if name == DIVERGENCE else shared
             self.counters[name] = client.Counter(f"cactus:{name}", text, labels)
@@ -206,10 +205,7 @@ class Reporter:
             self.log(f"Cactus metrics: {self.tally.line()}")
 
     def send(self, read: bool = True) -> None:
-        """Raise the counters to the tally's totals, set the gauges, enter the ended answers.
-
-        Without ``read``, which reads the meter, only token counts and ended answers are sent.
-        """
+        """Send token counts and ended answers; with ``read`` also positions and meter sums."""
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
             unit = {"divergence": counts.meter.divergence.spec}

@@ -124,8 +124,7 @@ class Settings:
     def _cap_of(self, value: Any) -> float | None:
         """Return a request's cap in nats per token, or None for no cap.
 
-        Raises ValueError for what is no number from 0 to the server's cap (``MOST_CAP`` if the
-        server's cap is higher), and for any value if the server takes no caps.
+        Raises ValueError for any cap if the server takes none, else for one above the server's.
         """
         if value is None:
             return None if self.cap == float("inf") else self.cap

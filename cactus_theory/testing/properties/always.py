@@ -74,7 +74,6 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
     together = seen.on(q, p)
     numbers = together.phi[:rows], together.emitted[:rows]
     yield from _unmoved(seen, *numbers, "among other rows", seen.steady)
-    # a few rows without a batch axis
     for row in range(min(rows, 3)):
         single = seen.policy.acceptance(seen.q[row], seen.p[row], seen.tokens[row])
         part = slice(row, row + 1)

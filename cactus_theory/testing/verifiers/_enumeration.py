@@ -271,7 +271,6 @@ def some_paths(seen: Enumeration) -> Paths:
     impossible = (seen.aims[:, :, :-1].gather(-1, drafted) == 0).any(2)[..., 0]
     lots = torch.rand(weight.shape, generator=source, dtype=torch.float64)
     chosen = torch.zeros(weight.shape, dtype=torch.bool)
-    # the likeliest paths, paths by lot, and by lot paths with a token of h = 0
     for rank in (weight, lots, lots * impossible):
         best = torch.where(weight > 0, rank, 0.0).topk(min(EACH, weight.shape[1]), -1)
         chosen |= torch.zeros_like(chosen).scatter(-1, best.indices, best.values > 0)

@@ -78,8 +78,7 @@ def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator
     moved = {step: memory.roll(step, -1) for step in (0, 1)}
     for step in (0, 1, 0):
         memory.copy_(moved[step])
-        # paths that can be drafted
-        judged = (memory.gather(-1, ids[..., None]) > 0).all((-1, -2))[:, None]
+        draftable = (memory.gather(-1, ids[..., None]) > 0).all((-1, -2))[:, None]
         laws, emitted = [], []
         for p in (memory, moved[step]):  # found, and expected: rows in memory of their own
             draft = Draft(ids, [ids.shape[1]] * len(ids), p)
@@ -88,10 +87,10 @@ def laws_are_exact_while_p_changes_between_rounds(seen: Enumeration) -> Iterator
             emitted.append(verdict.output_token_ids)
         found, expected = (law.stop for law in laws)
         about = f"p moved by {step} tokens: chance of {{0}} accepted tokens"
-        yield Bounds(found, expected, expected, about, 0.0, judged.expand(found.shape), tree)
+        yield Bounds(found, expected, expected, about, 0.0, draftable.expand(found.shape), tree)
         found, expected = emitted
         about = f"p moved by {step} tokens: token at place {{0}}"
-        yield Bounds(found, expected, expected, about, 0.0, judged.expand(found.shape), tree)
+        yield Bounds(found, expected, expected, about, 0.0, draftable.expand(found.shape), tree)
 
 
 @verifier_property(hint="alive counts from the wrong row, or not given the tokens before it")
@@ -136,11 +135,9 @@ def charged_rows_are_emitted(seen: Enumeration) -> Iterator[Bounds]:
         reached = (seen.trees.reached[depth] > 0)[..., None].expand(target.shape)
         q, p = (rows[depth].flatten(0, 1) for rows in (seen.trees.q, seen.trees.p))
         path = PathState(seen.alive[depth].flatten())
-        # what ``Verifier.emitted`` returns, by node
         charged = seen.verifier.emitted(seen.policy, q, p, path)
         about = f"depth {depth}, node {{0}}: charged probability of token {{1}}"
         yield Bounds(charged.reshape(target.shape), target, target, about, EXACT, reached)
-        # what the verdict's law has as ``emitted``, by path
         along = target[:, seen.trees.node(depth)]
         about = f"path {{0}}, row {depth}: stated probability of token {{1}}"
         drafted = (seen.weight > 0)[..., None].expand(along.shape)
