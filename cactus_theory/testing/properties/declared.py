@@ -100,20 +100,20 @@ def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     h is the target row of a ``FixedTarget``, and q under a budget of 0 or at the knob's lossless
     value, if the policy declares this value as ``strict``.
     """
-    policy, row, where = seen.policy, seen.q, ""
+    policy, h, where = seen.policy, seen.q, ""
     if isinstance(policy, FixedTarget):
-        row = policy.target(seen.q, seen.p)
+        h = policy.target(seen.q, seen.p)
     elif not _may_spend_nothing(policy):
         lossless = policy.declares.strict
         if lossless is None or seen.knobs:  # the lossless policy is the same at other knobs
             return
         policy, where = at_knob(policy, lossless), f" at {policy.knob}={lossless:g}"
     exact = seen if policy is seen.policy else seen.on(seen.q, seen.p, policy=policy)
-    as_for_row = (exact.accepted - torch.minimum(row, seen.p)).abs() <= EXACT
-    judged = as_for_row.all(-1) & ((row.sum(-1) - 1).abs() <= EXACT)
-    recovered, residual = exact.emitted - exact.accepted, (row - seen.p).clamp(min=0.0)
+    as_for_h = (exact.accepted - torch.minimum(h, seen.p)).abs() <= EXACT
+    judged = as_for_h.all(-1) & ((h.sum(-1) - 1).abs() <= EXACT)
+    recovered, residual = exact.emitted - exact.accepted, (h - seen.p).clamp(min=0.0)
     about = f"mass of token {{0}} after rejections{where}, beside its residual (h − p)₊"
-    judged = judged[:, None].expand(row.shape)
+    judged = judged[:, None].expand(h.shape)
     # accepted and emitted masses each have an error of EXACT
     yield Bounds(recovered, residual, residual, about, 2 * EXACT, judged)
 
