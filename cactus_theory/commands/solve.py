@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.csv:
         save_csv(args.csv, columns, asked | numbers)
     if args.json:
-        return print_json(asked | {"vocabulary": int(q.shape[-1])} | numbers | columns)
+        # apart, as ``divergence`` is also a column
+        return print_json({"asked": asked, "vocabulary": int(q.shape[-1])} | numbers | columns)
     print(title)
     if lines:
         print_table(list(columns), [[f"{x:.6g}" for x in line] for line in lines])

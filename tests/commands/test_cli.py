@@ -45,6 +45,7 @@ def test_solve_says_what_the_library_says(files, capsys) -> None:
     for name in ("acceptance", "divergence", "lower", "upper", "price", "gap"):
         assert found[name] == pytest.approx(float(getattr(best, name)), abs=PRINTED)
     assert found["speculative"] == pytest.approx(0.5, abs=PRINTED)
+    assert found["asked"] == {"divergence": "kl", "delta": 0.1}
 
 
 @pytest.mark.parametrize("names", [("target_probs", "draft_probs"), ("target", "draft")])
