@@ -89,6 +89,7 @@ class EventBounds:
         check.number("rate", self.rate, 0, 1)
         for name in ("cap", "per_token"):
             check.number(name, getattr(self, name) or 0.0, 0)
+        # ``cap`` is the whole answer's already, so nothing can be spent ahead of it
         check.number("burst", self.burst, 0, math.inf if self.per_token is not None else 0)
         check.whole_number("lossless", self.lossless, 0)
         if self.tokens is not None:

@@ -228,9 +228,10 @@ def best_acceptance(q: Tensor, p: Tensor, kind: Divergence, spent: Tensor) -> Te
 
 def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
     """Return the divergence that the budget bounds, whether the budget held, the share over it."""
-    if (budget := policy.declares.budget) is None:
+    budget, over = policy.declares.budget, None
+    if budget is None:
         return None, None, None
-    kind, over = read_divergence(budget.divergence), None
+    kind = read_divergence(budget.divergence)
     if budget.scope == "emitted":
         spent = kind.value(law, q)
     else:
@@ -280,7 +281,8 @@ def _few_rows(
 ) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
     """Return checked target rows, and an iterator of float64 rows of both, a few at a time.
 
-    Draft rows of a deterministic draft are one-hot.
+    Target and draft are broadcast to one shape; each item is a slice of the flattened batch, and
+    its rows of q and p. ``draft_token_ids``, one for a row, stand for one-hot draft rows.
     """
     if (draft_probs is None) == (draft_token_ids is None):
         number = "neither" if draft_probs is None else "both"

@@ -178,8 +178,9 @@ def lagrange_bound(
     if zero_cap is None:
         return bound
     cost = float(level[0]) + sum(price * f.slope_at_infinity for price, f in lagrangian.costs)
-    # min(zero_cap, z) − cost·z is concave in the mass z, so it is largest at 0, zero_cap or 1
-    outside = max(min(zero_cap, z) - cost * z for z in (0.0, zero_cap, 1.0) if z)
+    # min(zero_cap, z) − cost·z is concave in the mass z, so it is largest at 0, zero_cap or 1;
+    # at z = 0 it is 0, also for an infinite cost, where cost·z would be NaN
+    outside = max(min(zero_cap, z) - cost * z for z in (zero_cap, 1.0) if z)
     return bound + max(0.0, outside)
 
 
@@ -253,9 +254,12 @@ def price_bound(
     ends : (nodes, V), additional worth of ending a round with each recovered token.
     after : (V^K,), additional worth of a bonus token after each fully accepted path.
     """
-    # The module's formula with e = ends: α ≤ gained = (unit + C(ux) − e)₊, β = gained − α and
-    # C(u) = max over h of Σ (e + α) h − ν D. ``below`` is C at the level below. A larger α than
-    # gained has β = 0, too, and only raises C, so α is clipped.
+    # The module's formula if an emitted token earns w = ``unit`` instead of 1, a recovered token
+    # e = ``ends`` more, and a bonus token ``after`` more:
+    #   C = after from all K tokens on,   C(u) = max over h of Σ (e + α) h − ν D(h‖q_u),
+    #   gained = (w + C(ux) − e)₊,   β = gained − α,   value ≤ w + C(root) + Σ p(ux) β.
+    # A larger α than gained has β = 0, too, and only raises C, so α is clipped. ``below`` is C at
+    # the level below, ``unpaid`` the sum over β.
     possible, unpaid = tree.possible, 0.0
     below = np.zeros(tree.vocabulary**tree.depth) if after is None else after
     end_worth = np.broadcast_to(ends, tree.target.shape)

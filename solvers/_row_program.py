@@ -127,7 +127,8 @@ class RowProgram(Attempted[Answer]):
         problem = cp.Problem(cp.Maximize(reward), [*budget.constraints, sums_to_one])
         if not _attempts.believable(problem, *solver) or sums_to_one.dual_value is None:
             return None
-        h, z = np.maximum(row.s * row.w.value, 0.0), max(float(getattr(z, "value", z)), 0.0)
+        h = np.maximum(row.s * row.w.value, 0.0)
+        z = max(float(getattr(z, "value", z)), 0.0)  # a variable, or the number 0
         positions = self._positions
         mass = np.bincount(positions, h) + z
         multipliers = budget.slope, sums_to_one.dual_value + budget.tilt * budget.slope

@@ -232,9 +232,12 @@ class Program(TreeProgram[Answer]):
     def _arrivals(self, flow: Flow) -> Any:
         """Return how often rounds end in each state (S,), a linear function of g and t.
 
-        A recovered token x at a node u, with probability g(u, x) − t(ux), ends a round in state x.
-        After all K tokens the bonus token, drawn from the target, is the state.
+        A state is the last token of a text, and its number is the token's. So a recovered token x
+        at a node u, with probability g(u, x) − t(ux), ends a round in state x. After all K tokens
+        the bonus token, drawn from the target, is the state.
         """
+        # in the variables of ``flow``, with p(u) the probability of drafting u (``weight``):
+        # g(u, x) = p(u) s w, s the program's ``scale``, and t(ux) = p(u) p_x · ``accepted``
         layout, count = self.layout, len(self.trees)
         children, prefix = layout.children, layout.child_prefixes
         # a product with this matrix adds entries up by token

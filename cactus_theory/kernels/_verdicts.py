@@ -56,8 +56,8 @@ def exact_ceiling(q_n, above, delta):
 def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
     """Return the verdicts on tokens, and the scale s of the residual after a rejected token.
 
-    DETERMINISTIC_ROW: whether p is one-hot. Under the band a verdict is OPEN if the row must be
-    read, and REFUSED if no band accepts the token.
+    ``knob`` is that of :class:`KernelPolicy`. DETERMINISTIC_ROW: whether p is one-hot. Under the
+    band a verdict is OPEN if the row must be read, and REFUSED if no band accepts the token.
     """
     threshold = coin * p_n
     scale = tl.full(q_n.shape, 1.0, tl.float64)
@@ -82,7 +82,8 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
         lossless = threshold < q_n
         raised = q_n / (knob * (1 - q_n) + q_n)  # h_n if p is one-hot at n
         deterministic = tl.where(DETERMINISTIC_ROW, coin < raised, False)
-        within_reach = (q_n > 0) & (threshold * knob < q_n)  # r < 1/knob, the band's largest edge
+        # accepted iff coin · p_n/q_n is below the band's upper edge, which is at most 1/knob
+        within_reach = (q_n > 0) & (threshold * knob < q_n)
         accepted = lossless | deterministic
         opened = within_reach & (DETERMINISTIC_ROW == 0)
     is_number = (q_n == q_n) & (p_n == p_n)  # explicit, as the minimum of a device may drop a NaN
@@ -130,7 +131,7 @@ def judge(
     count = first_refusal(verdict, place, length)
     tl.store(decision.accepted + b, count)
     if band is not None:
-        tl.store(decision.scales + b, ratio * 0 + 1.0)  # the factor a follows when solved
+        tl.store(decision.scales + b, ratio * 0 + 1.0)  # ``scale_of`` multiplies by the edge a
         on = place < length
         slot = b * form.width + place
         opened = (verdict == OPEN) & (place < count)
@@ -149,8 +150,7 @@ def band_judge(requests, decision, band, form: tl.constexpr):
     """Decide OPEN tokens: accepted iff E < 0 at the token's ratio coin · p_n/q_n. Grid: (B,).
 
     The coin is below φ = b q_n/p_n iff the ratio is below the edge b, and E rises through 0 at b.
-    Afterwards only the row of each request's
-    first rejected token is marked.
+    Afterwards only the row of each request's first rejected token is marked.
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -204,7 +204,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
     _, greedy = temperature_of(b, requests, form)
     deterministic = greedy | form.deterministic
     ratio = number_of(knob)
-    ratio_alive = ratio * 0 + 1.0
+    ratio_alive = ratio * 0 + 1.0  # 1 as float64, the type of the values that replace it
     last = length * 0
     for place in range(form.width):
         slot = b * form.width + place
@@ -248,9 +248,10 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
     length = draft_length(b, requests, form)
     heat, greedy = temperature_of(b, requests, form)
     inverse = 1.0 / heat
+    # the path ends at ``sure`` or later, so that no coin of a node up to there is read
     if (place >= length) | (place <= tl.load(block.sure + b)) | greedy:
         return
-    if tl.load(block.closed + row) >= 0:
+    if tl.load(block.closed + row) >= 0:  # the mass is known, or not needed
         return
     q, p = part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form)
     scale = tl.load(block.scales + row).to(tl.float32)
@@ -260,7 +261,10 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
 
 @triton.jit
 def block_judge(requests, block, decision, form: tl.constexpr):
-    """Write the last node whose coin passes, and the scale of the node's residual. Grid: (B,)."""
+    """Write the last node whose coin passes, and the scale of the node's residual. Grid: (B,).
+
+    The coin of a node after ``sure`` passes below R/(R + 1 − P), R the mass of its residual.
+    """
     take_turn(form)
     b = tl.program_id(0)
     length = draft_length(b, requests, form)

@@ -163,11 +163,12 @@ class NodeRow:
         if not q_n >= LEAST:
             return 0.0
         lower, upper = self.scale, self.upper
-        least, ids, ceilings = self.boxes
-        if q_n < least:  # off the head
+        head_least, ids, ceilings = self.boxes
+        if q_n < head_least:  # off the head
             upper = min(upper, self.unit)
-        for place in (ids == token).nonzero()[0].tolist() if ids.size else ():
-            lower, upper = self.unit, min(upper, float(ceilings[place]) * self.unit)
+        if ids.size:
+            for box in (ids == token).nonzero()[0].tolist():  # the token must not fall
+                lower, upper = self.unit, min(upper, float(ceilings[box]) * self.unit)
         return self.factor * max(lower, min(upper, p_n / q_n))
 
     @property
@@ -187,7 +188,7 @@ class NodeRow:
         return g_n / (self.factor * self.unit * mass)
 
     def write(self, q: Row, p: Row, out: Row) -> None:
-        """Solve the row, and write h up to a factor, which is 1 for rows that sum to 1."""
+        """Solve the row, and write h up to a factor, which is 1 if P is 1 and rows sum to 1."""
         self.upper_exceeds(math.inf)  # no edge exceeds ∞, so the row is solved
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
@@ -259,12 +260,12 @@ class PricedRow(NodeRow):
         """Return :meth:`NodeRow.exceeds`, also for tokens with boxes."""
         if self.boxes is FREE:  # saves the comparison with an array of ids
             return super().exceeds(token, ratio)
-        least, ids, *_ = self.boxes
-        if self.q[token] >= least and token not in ids:
+        head_least, ids, *_ = self.boxes
+        if self.q[token] >= head_least and token not in ids:
             return super().exceeds(token, ratio)
         if ratio <= self.factor * self.alive * SURE:  # no ceiling C is below 1
             return True
-        self.upper_exceeds(math.inf)
+        self.upper_exceeds(math.inf)  # solves the row, as no edge exceeds ∞
         # with p = ∞ the token's g/q is its upper edge
         return self.factor == 1 and self.raised(token, self.q[token], math.inf) > ratio
 
@@ -294,8 +295,9 @@ class BudgetRow(NodeRow):
             least, most = min(least, float(ratio.min())), max(most, float(ratio.max()))
             np.multiply(costs_of(self.f, ratio), q[at], out=ratio)
         endless = False
-        if self.f.at_zero == math.inf and (empty := (p == 0) & (q > LEAST)).any():
-            endless, cost[empty] = True, 0.0
+        if self.f.at_zero == math.inf:  # h = p costs ∞ at tokens with p = 0
+            empty = (p == 0) & (q > LEAST)
+            endless, cost[empty] = bool(empty.any()), 0.0
         self.upper, self.scale, converged = loops().edges_within(
             q, p, cost, endless, curve, self.delta, unit, drafted, (least, most), FREE
         )

@@ -113,7 +113,8 @@ class Bands:
     def _write_together(self, q: Rows, p: Rows, alive: PerRow, out: Rows) -> None:
         """Write the rows clip(p/P, max(a, c) q, min(b, C) q)."""
         q, p = normalised(q), normalised(p)
-        all_q, q = q, torch.where(q < LEAST, 0.0, q)  # NaN stays NaN; denormal tokens may not rise
+        # denormal tokens keep their q, as p/q may overflow; NaN stays NaN
+        all_q, q = q, torch.where(q < LEAST, 0.0, q)
         cut, lacking = cut_to_boxes(q, p, alive, *self.boxes.of_rows(q))
         knob, amount, _ = chosen_knob(self.kind, delta=self.delta, price=self.price)
         lower, upper = edges(q, cut, self.kind, knob, amount, lacking)

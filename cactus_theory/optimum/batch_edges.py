@@ -63,8 +63,9 @@ def edges(
     sorted only where the search does not converge. (0, ∞) stands for h = p and (1, 1) for h = q.
     Tokens with q = 0 get nothing. Rows are not validated: callers check them first.
 
-    q sums to 1. p sums to 1, too, or is a row cut to boxes, which is ``lacking`` 1 minus its sum
-    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`); the path then ends at a row other than p.
+    q sums to 1. p sums to 1, too, or p is a row cut to boxes
+    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`). Then ``lacking`` is 1 minus its sum, and the
+    path ends at a row other than p.
     """
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():

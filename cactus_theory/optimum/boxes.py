@@ -89,6 +89,7 @@ def cut_to_boxes(
     cut = torch.minimum(p / ratio, limit)
     if floor is not None:
         cut = torch.maximum(cut, floor * q)
+    # 1 − Σ p′ by Σ p = 1; written so that no rounding is left if p′ = p
     return cut, ((p - ratio * cut).sum(-1) + alive - 1) / alive
 
 

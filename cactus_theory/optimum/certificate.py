@@ -167,7 +167,8 @@ class Geometry:
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return the dual bound at λ = ``price``, (R,): no row of equal divergence accepts more.
 
-        At the edges themselves λ is 1/(f′(b) − f′(a)). ``level`` is μ, and f is centred.
+        ``generated`` is δ of the module's formula in units of f, such as the f-divergence of the
+        bands. At the edges themselves λ is 1/(f′(b) − f′(a)). ``level`` is μ, and f is centred.
         """
         q, p, f = self.q, self.p, self.generator
         level = -price * f.centred_slope(edges.lower)

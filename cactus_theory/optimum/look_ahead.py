@@ -51,8 +51,8 @@ class LookAhead:
         tokens without a box, and of n. Backwards, z = e^{1/ν} after the last token, and before a
         token z is e^{1/ν} ((m − q_n + q_n z)/m)^m. If n may not rise (held, or off the head),
         h_n = q_n, and before it z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read. With
-        a tilt each row, the bonus token's too, is worth ``worth`` = ln Σ q e^{θ r̃} more (Theorem
-        29), and z is multiplied by e to that power.
+        a tilt each row, the bonus token's too, is worth ``worth`` more (Theorem 29; from
+        :func:`cactus_theory.policies.tilt.worth_of_rows`), and z is multiplied by e^worth.
         """
         # a row may round to an ulp above 1; entries below 0 are refused
         q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
@@ -60,8 +60,7 @@ class LookAhead:
         log_rest, log_q_n = (mass - q_n).clamp(min=0.0).log(), q_n.log()
         unit, width = 1 / self.price, q_n.shape[1]
         row_worth = q.new_zeros(len(q), width + 1) if worth is None else worth
-        # this ln z reaches only entries beyond ``counts``
-        log_z = torch.full_like(q_n[:, 0], unit) if width else q_n.sum(-1)
+        log_z = q_n.new_full((len(q_n),), unit)  # reaches only entries beyond ``counts``
         raised = torch.zeros_like(q_n)
         for place in range(width - 1, -1, -1):
             # the row after a path's last token is that of the bonus token

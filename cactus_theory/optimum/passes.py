@@ -2,8 +2,9 @@
 
 :mod:`cactus_theory.optimum.band_row` defines A, U, P and a row's units, and loads all files of
 compiled loops when the first row is solved. Sums are float64 whatever the rows' dtype, and most
-passes need no memory. Loops whose terms are sums, products, quotients and ``log_of`` are
-vectorised, several tokens at once; math.log takes one token at a time.
+passes need no memory. In a band, a token with q below LEAST (a denormal number, whose p/q may
+overflow) counts as a token with q = 0. Loops whose terms are sums, products, quotients and
+``log_of`` are vectorised, several tokens at once; math.log takes one token at a time.
 """
 
 import math
@@ -162,18 +163,19 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
     The part begins with token ``start`` of the row, whose ``band`` is A, U, P and boxes.
     """
     lower, upper, unit, boxes = band
-    least, ids, _ = boxes
-    off_head = min(upper, unit)
+    head_least, ids, _ = boxes
+    off_head = min(upper, unit)  # the upper edge of tokens off the head, which may not rise above q
     for i in range(q.size):
         q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        top, ratio = upper if q_i >= least else off_head, p_i / q_i
+        top, ratio = upper if q_i >= head_least else off_head, p_i / q_i
         ratio = ratio if ratio < top else top
         ratio = ratio if ratio > lower else lower
         out[i] = ratio / unit if q_i >= LEAST else 1.0
     for j in range(ids.size):
         i = ids[j] - start
         if 0 <= i < q.size and q[i] >= LEAST:
-            low, high = edges_of(lower, upper if q[i] >= least else off_head, unit, boxes, j)
+            top = upper if q[i] >= head_least else off_head
+            low, high = edges_of(lower, top, unit, boxes, j)
             out[i] = max(low, min(np.float64(p[i]) / np.float64(q[i]), high)) / unit
 
 

@@ -73,9 +73,9 @@ def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None
 def add_refilled(q: Row, p: Row, gamma: Row, law: Row) -> None:
     """Add Σ_n (R_n/Z_n)(s_n q − p)₊ to ``law``, rows (R, V), with Z_n = Σ (s_n q − p)₊.
 
-    R_n = (p_n − γ_n)₊ is the mass that rejections of token n lose, and s_n = (1 − γ_n)/(1 − q_n), 1
-    if γ_n = q_n. Token x has a part in the terms with s_n > p_x/q_x; sorted by s_n, these sums are
-    prefix sums.
+    A per-proposal policy verifies a drafted token n towards q with q_n raised to γ_n = ``gamma``
+    and all other entries scaled by s_n = (1 − γ_n)/(1 − q_n), 1 if γ_n = q_n. Rejections of n lose
+    the mass R_n = (p_n − γ_n)₊, which the term of n gives to recovered tokens.
     """
     for row in range(len(q)):
         refusable = np.flatnonzero(p[row] > gamma[row])
@@ -83,5 +83,6 @@ def add_refilled(q: Row, p: Row, gamma: Row, law: Row) -> None:
             continue
         q_n, raised = q[row][refusable], gamma[row][refusable]
         scale = np.where(raised > q_n, (1 - raised) / (1 - q_n), 1.0)
+        # by falling s_n, so that the terms in which a token has a part are the first terms
         order, refused = np.argsort(-scale), p[row][refusable] - raised
         add_refilled_row(q[row], p[row], scale[order], refused[order], law[row])

@@ -216,6 +216,7 @@ class RegretPath(LookAhead):
         tokens after it, 0 after the last token. A token is kept iff 1 + F′ ≥ ν ρ. Without
         ``ahead_counts`` F′ is 0 for every token, as in a chain.
         """
+        # at a price of ∞ a tied token costs ∞ · 0 = NaN, here ∞: only the first argmax is kept
         cost = (self.price * lost).nan_to_num(nan=math.inf, posinf=math.inf)
         cost = torch.where(best, 0.0, cost)
         kept, ahead = torch.zeros_like(cost), cost.new_zeros(len(cost))
@@ -223,7 +224,8 @@ class RegretPath(LookAhead):
             ahead = torch.where(counts == place + 1, 0.0, ahead)
             gain = 1 + ahead - cost[:, place]
             kept[:, place] = (gain >= 0).double()
-            ahead = gain.clamp(min=0.0) * ahead_counts
+            if ahead_counts:
+                ahead = gain.clamp(min=0.0)
         return kept
 
     def descent(

@@ -1,9 +1,10 @@
 """Searches for the edges of one row's band, compiled by numba: at a price, and within a budget.
 
 A band is the row g = P h = clip(p, A q, U q) with edges A and U; P is the alive ratio (1 in a
-chain). A band may have boxes: off the head U is at most P, and single tokens have bounds
-c ≤ h/q ≤ C (THEORY.md, Theorems 24 and 25). Σ g is linear in the edges between two ratios p/q, so
-that Newton's method ends after a few passes.
+chain). A band may have boxes (THEORY.md, Theorems 24 and 25). The head is the set of tokens that
+may rise above q: off the head U is at most P. Single tokens have bounds c ≤ h/q ≤ C. A token with q
+below LEAST counts as a token with q = 0, as its p/q might overflow. Σ g is linear in the edges
+between two ratios p/q, so that Newton's method ends after a few passes.
 
 A divergence is given by its curve (c, a): f″(t) = c t^(a−2), or ½/(t(1 + t)), the Jensen-Shannon
 divergence, if a is NaN.
@@ -25,7 +26,7 @@ from cactus_theory.optimum.passes import (
     sums_of,
 )
 
-# largest ratio at which tokens with a q below normal numbers still have no weight
+# largest U at which U q is negligible for every q below LEAST, so that q needs no test
 PLAIN = 1e200
 # relative step at which the search for an edge ends, for float64 rows and for others
 SETTLED, COARSE = 1e-13, 2e-7
@@ -83,38 +84,44 @@ def fall_of(a: float, upper: float, lower: float) -> float:
 def clipped_sums(
     q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
 ) -> tuple[float, float, float]:
-    """Return Σ clip(p, Aq, Uq), and the mass of q above and below the band, its slopes in U, A."""
-    least, ids, _ = boxes
+    """Return Σ clip(p, Aq, Uq), and the mass of q above and below the band, its slopes in U, A.
+
+    ``unit`` is P; ``boxes`` are the least q of the head (0: all tokens), ids of tokens that must
+    not fall, and their C. Where a box sets a token's edge, the edge stays there as U and A move, so
+    the token has no part in the slope.
+    """
+    head_least, ids, _ = boxes
     total = above = below = 0.0
-    off_head = min(upper, unit)
-    # no head, and an upper edge at which a denormal q has no weight: q needs no test
-    plain = least == 0 and upper < PLAIN
-    for i in range(q.size if plain else 0):
-        q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        top, bottom = upper * q_i, lower * q_i
-        value = top if top < p_i else p_i
-        total += value if value > bottom else bottom
-        above += q_i if top < p_i else 0.0
-        below += q_i if p_i < bottom else 0.0
-    for i in range(0 if plain else q.size):
-        q_i, p_i = np.float64(q[i]), np.float64(p[i])
-        q_i = q_i if q_i >= LEAST else 0.0
-        on = q_i >= least
-        top, bottom = (upper if on else off_head) * q_i, lower * q_i
-        value = top if top < p_i else p_i
-        total += value if value > bottom else bottom
-        above += q_i if (on and top < p_i) else 0.0
-        below += q_i if p_i < bottom else 0.0
-    for j in range(ids.size):  # tokens with boxes: take the sums above back, add their own
+    off_head = min(upper, unit)  # the upper edge off the head: P, as searches have U ≥ P
+    if head_least == 0 and upper < PLAIN:  # the same sums without tests of q, for speed
+        for i in range(q.size):
+            q_i, p_i = np.float64(q[i]), np.float64(p[i])
+            top, bottom = upper * q_i, lower * q_i
+            value = top if top < p_i else p_i
+            total += value if value > bottom else bottom
+            above += q_i if top < p_i else 0.0
+            below += q_i if p_i < bottom else 0.0
+    else:
+        for i in range(q.size):
+            q_i, p_i = np.float64(q[i]), np.float64(p[i])
+            q_i = q_i if q_i >= LEAST else 0.0
+            on_head = q_i >= head_least
+            top, bottom = (upper if on_head else off_head) * q_i, lower * q_i
+            value = top if top < p_i else p_i
+            total += value if value > bottom else bottom
+            above += q_i if (on_head and top < p_i) else 0.0
+            below += q_i if p_i < bottom else 0.0
+    # the loops above ignored the boxes of single tokens: replace the terms of these few tokens
+    for j in range(ids.size):
         q_i, p_i = np.float64(q[ids[j]]), np.float64(p[ids[j]])
         if q_i < LEAST:
             continue
-        on = q_i >= least
-        most = upper if on else off_head
-        low, high = edges_of(lower, most, unit, boxes, j)
-        total += max(low * q_i, min(p_i, high * q_i)) - max(lower * q_i, min(p_i, most * q_i))
-        above += q_i if (on and high == upper and high * q_i < p_i) else 0.0
-        above -= q_i if (on and most * q_i < p_i) else 0.0
+        on_head = q_i >= head_least
+        top = upper if on_head else off_head
+        low, high = edges_of(lower, top, unit, boxes, j)
+        total += max(low * q_i, min(p_i, high * q_i)) - max(lower * q_i, min(p_i, top * q_i))
+        above += q_i if (on_head and high == upper and high * q_i < p_i) else 0.0
+        above -= q_i if (on_head and top * q_i < p_i) else 0.0
         below += q_i if (low == lower and p_i < low * q_i) else 0.0
         below -= q_i if p_i < lower * q_i else 0.0
     return total, above, below
@@ -241,8 +248,8 @@ def edges_within(
 
     Newton's method in both edges, as in :mod:`cactus_theory.optimum.batch_edges`: between two
     ratios p/q all sums are linear in the edges but for f. ``cost`` is q f(p/q) of each token, 0
-    where this is infinite; ``endless`` says that some are. ``ends`` are the smallest and largest
-    p/q over the row's unit, ``free`` are no boxes.
+    where this is infinite; ``endless`` says that some are. ``drafted`` is Σ p, ``unit`` Σ p/Σ q,
+    ``ends`` are the smallest and largest p/q over ``unit``, ``free`` are no boxes.
     """
     c, a = curve
     # ``inside`` is the D of p from tokens with q > 0, ``outside`` the p of tokens with q = 0
@@ -271,6 +278,7 @@ def edges_within(
         ratio_high, ratio_low = upper / unit, lower / unit
         excess = (q_high * value_of(c, a, ratio_high) - c_high) / mass
         excess += inside - delta + (q_low * value_of(c, a, ratio_low) - c_low) / mass
+        # ``risen``, ``cut`` and ``rejection`` are L, U + P₀ and R there, as shares of Σ p
         risen = (lower * q_low - p_low) / drafted
         cut = (outside + p_high - upper * q_high) / drafted
         close = abs(excess) + abs(risen - cut) <= CLOSE * (1 + delta)

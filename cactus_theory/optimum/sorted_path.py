@@ -85,6 +85,7 @@ class Path:
 
         ε lies between ``smallest`` and ``largest``. b is ∞ where a band leaks mass to q = 0.
         """
+        # ``capped`` is Σ(p − bq)₊ over q > 0: what ε exceeds P₀ by
         f, capped = self.generator, (rejection - self.zero_mass).clamp(min=0.0)
         low = _search(self.fill, rejection)  # number of tokens that are lifted to aq
         high = self.excess.shape[-1] - _search(self.excess, capped)  # first token cut to bq

@@ -207,6 +207,7 @@ def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, limit: Any) -> Rows:
     q, p = (torch.where(among, row, 0.0) for row in (q, p))
 
     def mass_at(level: PerRow) -> tuple[PerRow, PerRow]:
+        """Return the mass at s, and no derivative (NaN)."""
         return limit(p, level[:, None] * q).sum(-1), level + math.nan
 
     low = torch.zeros_like(mass[:, 0])
@@ -221,6 +222,7 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
     zero, program = torch.zeros_like(delta), (q, p, worth, delta, least)
 
     def short_of(mean: PerRow) -> tuple[PerRow, PerRow]:
+        """Return by how much a mean worth is too small, and no derivative (NaN)."""
         return least - mean, zero + math.nan
 
     def of_target(tilt: PerRow) -> tuple[PerRow, PerRow]:

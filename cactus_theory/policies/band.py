@@ -218,4 +218,5 @@ def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...
         raise ValueError(f"{name}: {rule}; write their ids, as {name}=2+151645; got {text!r:.80}")
     ids = {check.whole_number(name, int(part), 0) for part in parts - {EOS}}
     every = {*ids, *(ends if EOS in parts else ())}
+    # ``eos`` comes last: a word cannot be compared with numbers
     return tuple(sorted(every, key=lambda token: (token == EOS, token)))

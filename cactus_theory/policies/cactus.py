@@ -104,9 +104,11 @@ class CactusExact(PerProposal):
         kind = known_divergence(self.divergence)
         if kind.generator is None:
             return q_n * kind.ceiling(torch.full_like(q_n, self.delta))
-        # tokens in one cell of a cut trace have equal q, and a search takes as long as many sorts
-        # ``...`` as places returns γ as it is
-        q, places = (q_n, ...) if q_n.numel() < MANY else cast(Any, q_n).unique(return_inverse=True)
+        q, places = q_n, cast(Any, ...)  # with ``...`` as places γ is returned as it is
+        if q_n.numel() >= MANY:
+            # tokens in one cell of a cut trace (traces/cells.py) have equal q; one search takes as
+            # long as many sorts
+            q, places = cast(Any, q_n).unique(return_inverse=True)
         f, delta = kind.generator, kind.to_generator(torch.full_like(q, self.delta))
         one = torch.ones_like(q)
         gamma = convex_root(lambda x: f.two_points(x, q), over=one, under=q, budget=delta)

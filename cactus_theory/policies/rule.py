@@ -67,7 +67,10 @@ class FunctionPolicy(Policy):
     def _answers(
         self, function: Function, q: Rows, p: Rows, row: Tensor, token: Tensor | None = None
     ) -> Tensor:
-        """Call ``function`` for rows (R, V) by index, or for one token of each; float64 answers."""
+        """Return a function's answers (m, …) for rows q and p (R, V) by their numbers ``row`` (m,).
+
+        With ``token`` (m,) the function gets a drafted token beside each row. Answers are float64.
+        """
         source, name = self.source, function.__name__
         name = name if function is source.function else f"{self.name}, {name}"
         # f(q, p, n) answers with φ, one number; f(q, p) and a residual with a row
@@ -75,7 +78,8 @@ class FunctionPolicy(Policy):
         shape = torch.Size() if single else q.shape[-1:]
         if not len(row):
             return torch.zeros((0, *shape), dtype=torch.float64, device=q.device)
-        named, answers = inspect.signature(function).parameters, list[Tensor]()
+        answers = list[Tensor]()
+        named = inspect.signature(function).parameters  # a residual need not name all knobs
         knobs = {knob: value for knob, value in vars(self).items() if knob in named}
         questions, start = (row,) if token is None else (row, token), time.monotonic()
         if source.vectorised:
