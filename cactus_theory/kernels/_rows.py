@@ -158,6 +158,7 @@ def likeliest(row, on, peak, softmax, form: tl.constexpr):
     at = row.to(tl.int64)[:, None] * form.parts + part
     read = on[:, None] & (part < form.parts)
     most = tl.load(softmax.most + at, mask=read, other=-float("inf")).to(tl.float64)
+    # the largest int32, above every id, stands for no token
     token = tl.load(softmax.likeliest + at, mask=read, other=2147483647)
     return tl.min(tl.where(most == peak[:, None], token, 2147483647), 1)
 

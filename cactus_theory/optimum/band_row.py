@@ -301,7 +301,7 @@ class BudgetRow(NodeRow):
         self.upper, self.scale, converged = loops().edges_within(
             q, p, cost, endless, curve, self.delta, unit, drafted, (least, most), FREE
         )
-        if not converged:
+        if not converged:  # search in torch, and on the sorted path if that does not converge
             target, draft = (from_numpy(row[None]).double() for row in (q, p))
             target, draft = target / target.sum(), draft / draft.sum()
             lower, upper = edges(target, draft, self.f, "delta", self.delta)

@@ -187,6 +187,7 @@ def _by_worth_alone(
     """
     top = torch.where(q > 0, worth, -math.inf).amax(-1, keepdim=True)
     lost = torch.where(q > 0, top - worth, 0.0)
+    # ``room`` is the mean loss of worth that the least worth c allows
     kept, room = torch.where(q > 0, p, 0.0), top - least[:, None]
     marginal = marginal_loss(lost, kept * lost, room)
     rate = 1 / marginal
