@@ -92,7 +92,7 @@ def clipped_sums(
     """
     head_least, ids, _ = boxes
     total = above = below = 0.0
-    off_head = min(upper, unit)  # the upper edge off the head: P, as searches have U ≥ P
+    off_head = min(upper, unit)  # the upper edge off the head: P, as U ≥ P up to rounding
     if head_least == 0 and upper < PLAIN:  # the same sums without tests of q, for speed
         for i in range(q.size):
             q_i, p_i = np.float64(q[i]), np.float64(p[i])
@@ -278,7 +278,7 @@ def edges_within(
         ratio_high, ratio_low = upper / unit, lower / unit
         excess = (q_high * value_of(c, a, ratio_high) - c_high) / mass
         excess += inside - delta + (q_low * value_of(c, a, ratio_low) - c_low) / mass
-        # ``risen``, ``cut`` and ``rejection`` are L, U + P₀ and R there, as shares of Σ p
+        # ``risen``, ``cut`` and ``rejection`` are L, U + P₀ and R of batch_edges, as shares of Σ p
         risen = (lower * q_low - p_low) / drafted
         cut = (outside + p_high - upper * q_high) / drafted
         close = abs(excess) + abs(risen - cut) <= CLOSE * (1 + delta)
