@@ -194,19 +194,20 @@ def load_pair(
     sources = [Source("target", target, revision, trust_code)]
     drafter = None if draft is None else named_drafter(draft)
     # a name that makes no drafter, other than ``none``, is the folder or the id of a model or head
-    if drafter is None and str(draft or "none") != "none":
-        sources.append(Source("draft", str(draft), draft_revision, trust_code))
-        if (drafter := _eagle3(sources[1], device, dtype)) is not None:
-            del sources[1]
+    if drafter is None and draft and str(draft) != "none":
+        draft_source = Source("draft", str(draft), draft_revision, trust_code)
+        drafter = _eagle3(draft_source, device, dtype)
+        if drafter is None:  # not a head but a model, which has a tokenizer
+            sources.append(draft_source)
     elif draft_revision is not None:
         raise ValueError(f"draft: a revision is of an id of the Hugging Face Hub; got {draft!s}")
     tensors.working_device("device", device)
     tokenizers = [source.read("AutoTokenizer") for source in sources]
     check_same_vocabulary(tokenizers[0], tokenizers[-1])
-    models = [load_model(source, device, dtype) for source in sources]
+    target_model, *draft_models = [load_model(source, device, dtype) for source in sources]
     if drafter is not None:
-        drafter.check(models[0])
-    return Pair(models[0], drafter if len(models) == 1 else models[1], tokenizers[0])
+        drafter.check(target_model)
+    return Pair(target_model, draft_models[0] if draft_models else drafter, tokenizers[0])
 
 
 def read_drafter(

@@ -115,7 +115,8 @@ class Schedule(ABC):
         another package gets copies. The solved nodes, by number, are nodes whose emitted laws a
         subclass has computed to choose; the verifier uses their laws. There are none by default.
         """
-        choice, count = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1), draft.lengths[0]
+        count = draft.lengths[0]
+        choice = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1)
         # whether a policy is also needed where nothing was drafted: at the ends of paths
         ends = any(policy.moves_undrafted for policy in self.policies)
         if len(self.policies) == 1 or not (count or ends):
@@ -125,11 +126,12 @@ class Schedule(ABC):
         if draft.parents is None:
             choice[: count + ends] = self._along(state, list(range(count)), nodes, ends)
             return choice, {}
-        for place in range(count):  # the last choice of a path does not depend on its last token
+        for place in range(count):
             path = draft.path(0, place)
             node = draft.node(0, place)
+            # the path of any token after the node will do: no choice depends on the token it judges
             choice[node] = self._along(state, path, nodes)[-1]
-            if ends:
+            if ends:  # for leaves; where tokens follow, they write a choice later in this loop
                 choice[place + 1] = self._along(state, path, nodes, ends=True)[-1]
         return choice, {}
 
@@ -138,15 +140,18 @@ class Schedule(ABC):
     ) -> Int[Tensor, "count"]:
         """Return the choices for a path's tokens and, with ``ends``, for the place after them."""
         draft, ids = rows.draft, rows.draft.token_ids[0, path]
-        # id 0 stands for the token after the path, as no policy depends on the token it judges
-        read = (torch.cat([ids, ids.new_zeros(int(ends))]),)
+        if ends:
+            # id 0 stands for the token after the path, as no policy depends on the token it judges
+            ids = torch.cat([ids, ids.new_zeros(1)])
+        read = (ids,)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
             nodes = [rows.at(0, draft.node(0, place), place=place) for place in path]
-            if ends:  # no token is judged there
+            if ends:  # node i + 1 stands after drafted token i, node 0 after the settled text
                 nodes.append(rows.at(0, path[-1] + 1 if path else 0))
+            # ``offers`` is the draft row that policies read; it is q where nothing was drafted
             read += tuple(stacked(nodes, name) for name in ("q", "offers"))
-        if not is_own(type(self)):
+        if not is_own(type(self)):  # a single node's rows are the round's memory
             read = copied(read)
         return self.choose_by_rows(state, *read) if by_rows else self.choose(state, *read)
 
@@ -238,7 +243,7 @@ def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
     needs, the others would sample instead of decoding greedily.
     """
     each = [rule.policies if isinstance(rule, Schedule) else (rule,) for rule in rules]
-    # an example of each kind
+    # whether charged in regret → the spec of one such policy
     spec_by_regret = {one.unit == REGRET: one.spec for policies in each for one in policies}
     if len(spec_by_regret) > 1:
         raise ValueError(

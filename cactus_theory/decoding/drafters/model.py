@@ -98,7 +98,7 @@ class ModelDrafting(SampledDrafting):
             model,
             self.positions,
             self.texts.batch,
-            slack=1,  # a pass may feed one token more than the text keeps
+            slack=1,  # a reserve: ``propose`` ends drafts within ``positions``
             fast_forward=setting.fast_forward,
             drafts=True,
         )
@@ -109,7 +109,7 @@ class ModelDrafting(SampledDrafting):
         lengths, tokens = list(map(min, wanted, room)), []
         if not any(lengths):
             return nothing(self.texts)
-        self.expected = [1.0] * len(lengths)
+        self.expected = [1.0] * len(lengths)  # product of φ̂ over each text's drafted tokens
         while len(tokens) < max(lengths):
             tokens.append(self._step(len(tokens), lengths, coins[:, len(tokens)]))
             if self.stop is not None and len(tokens) < max(lengths):
@@ -125,9 +125,9 @@ class ModelDrafting(SampledDrafting):
         """
         assert self.probs is not None and self.stop is not None
         p = self.probs[:, drafted - 1].gather(1, token[:, None])[:, 0]
-        for row, accepted in enumerate(interp(p.tolist(), PLACES, ACCEPTANCE).tolist()):
+        for row, acceptance in enumerate(interp(p.tolist(), PLACES, ACCEPTANCE).tolist()):
             if lengths[row] > drafted:
-                self.expected[row] *= accepted
+                self.expected[row] *= acceptance
                 if self.expected[row] < self.stop:
                     lengths[row] = drafted
 
@@ -135,8 +135,10 @@ class ModelDrafting(SampledDrafting):
         """Feed the tokens that the cache lacks, and draw drafted token number ``offset``."""
         cached = self.model.lengths
         rows = zip(self.texts.lengths, cached, draft_lengths, strict=True)
-        # 0 tokens for a row whose draft has ended
-        counts = [(length + offset - held) * (drafted > offset) for length, held, drafted in rows]
+        counts = [
+            length + offset - held if drafted > offset else 0  # 0 if the row's draft has ended
+            for length, held, drafted in rows
+        ]
         fed = self.texts.take(cached, counts)
         self.clock.lap("other")
         logits = self._feed(fed, counts)

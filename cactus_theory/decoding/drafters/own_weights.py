@@ -190,7 +190,11 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _in_four_bits(model: Any) -> Any:
-    """Return a copy of a causal LM with all linear weights but the head's rounded."""
+    """Return a copy of a causal LM with the weights of all linear layers but the head's rounded.
+
+    An entry becomes an integer from −7 to 7 times the scale of its group (:func:`_rounded`), in
+    the weight's dtype. Biases, norms and embeddings stay.
+    """
     head, names = model.get_output_embeddings(), []
     for name, part in model.named_modules():
         inside = [inner for inner in part.children() if hasattr(inner, "in_features")]
@@ -210,7 +214,10 @@ def _in_four_bits(model: Any) -> Any:
 
 
 def _rounded(weight: Tensor) -> Tensor:
-    """Return a weight with each group of GROUP entries of a row rounded to multiples of a scale."""
+    """Return a weight with each group of GROUP entries of a row rounded to multiples of a scale.
+
+    The scale is the group's largest absolute entry divided by LARGEST, so that multiples reach ±7.
+    """
     rows, width = weight.shape
     groups = nn.functional.pad(weight, (0, -width % GROUP)).reshape(rows, -1, GROUP)
     scale = (groups.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=1e-12)

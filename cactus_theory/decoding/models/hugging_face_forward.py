@@ -94,6 +94,7 @@ class LibraryForward:
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.model, self.cache = model, cache
         library = check.optional_module("transformers.cache_utils", "llm")
+        # transformers' Cache asks only layers of this class for their lengths and mask sizes
         library.CacheLayerMixin.register(_Layer)
         self.layers = [_Layer(cache, layer) for layer in range(len(cache.keys))]
         self.shown = library.Cache(layers=self.layers)
