@@ -38,13 +38,16 @@ class Snapshot(pickle.Pickler):
     """
 
     def __init__(self, held: Any) -> None:
-        room = BytesIO()
-        super().__init__(room, protocol=5)
+        pickled = BytesIO()
+        super().__init__(pickled, protocol=5)
+        # objects that are not pickled, and by ``id`` the number of each
         self.parts, self.numbers = list[Any](), dict[int, int]()
-        self.forked = self.closed = False
+        # whether a method of FORKS copies an object; whether a function reads an object that is
+        # neither data nor a function, class or module
+        self.forked = self.reads_object = False
         self.dump(held)
-        self.state = room.getvalue()
-        if self.forked and self.closed:  # functions are not copied: copies would share the matcher
+        self.state = pickled.getvalue()
+        if self.forked and self.reads_object:  # copies would share the function and its matcher
             raise TypeError("a function holds a matcher")
 
     def persistent_id(self, obj: Any) -> Any:
@@ -74,7 +77,7 @@ class Snapshot(pickle.Pickler):
             read = [value for value in named if _holds(value, obj.__module__)]
             read += [cell.cell_contents for cell in obj.__closure__ or ()]
             known = FunctionType, *ATOMS, *DATA
-            self.closed |= not all(isinstance(value, known) for value in read)
+            self.reads_object |= not all(isinstance(value, known) for value in read)
             return read, obj.__defaults__, obj.__kwdefaults__, vars(obj)
         if isinstance(obj, type) and isinstance(obj.__call__, FunctionType):
             pairs = [pair for base in obj.__mro__ for pair in vars(base).items()]
@@ -90,16 +93,16 @@ class Snapshot(pickle.Pickler):
 class _Copies(pickle.Unpickler):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(BytesIO(snapshot.state))
-        self.parts, self.made, self.copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
+        self.parts, self.made, self.memo = snapshot.parts, dict[int, Any](), dict[int, Any]()
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the copy of a part, made at the first call; the part itself if it is shared."""
         number, part = pid[0], self.parts[pid[0]]
         if number not in self.made:
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))
-            self.made[number] = part
+            self.made[number] = part  # unless it is copied
             if way == "__deepcopy__":
-                self.made[number] = copy.deepcopy(part, self.copied)
+                self.made[number] = copy.deepcopy(part, self.memo)
             elif way in FORKS:
                 self.made[number] = getattr(part, way)()
         return self.made[number]

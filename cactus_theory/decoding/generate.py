@@ -150,10 +150,10 @@ def show_keywords(function: Any, known: Collection[str] = ()) -> list[str]:
     Keywords in ``known`` are left out: the function names or sets them already.
     """
     shown, named = signature(function), signature(DecodeOptions).parameters
-    *own, options = shown.parameters.values()
+    *first, double_starred = shown.parameters.values()
     names = [name for name in named if name not in known]
-    rest = [options] if known else []  # with ``known``, the function takes further keywords
-    parameters = [*own, *(named[name] for name in names), *rest]
+    rest = [double_starred] if known else []  # with ``known``, the function takes further keywords
+    parameters = [*first, *(named[name] for name in names), *rest]
     function.__signature__ = shown.replace(parameters=parameters)
     return names
 

@@ -37,7 +37,7 @@ class HostRounds(Rounds):
             model,
             texts.capacity,
             texts.batch,
-            slack=1 + opening.beside,
+            slack=1 + opening.beside,  # ``beside`` for the nodes of a tree that are not on its path
             fast_forward=fast,
             reads=reads,
         )
@@ -75,7 +75,7 @@ class HostRounds(Rounds):
         tokens = verdict.rows()
         self.clock.lap("verify")
         for row, ids in enumerate(tokens):
-            if ids[-1] == NO_TOKEN:
+            if ids[-1] == NO_TOKEN:  # a row that decides the token is no distribution
                 p = None if draft.probs is None else draft.probs[row]
                 raise self.failure(row, q[row], p, range(len(ids) - 1, draft.lengths[row] + 1))
         new = self._settle(tokens, verdict)
@@ -160,6 +160,7 @@ class HostRounds(Rounds):
             if verdict.path is None:
                 self.target.rollback(row, length - 1)  # the last token is fed next round
             else:
+                # all new tokens but the last, which is fed next round
                 accepted = verdict.path[row, : length - 1 - before[row]].tolist()
                 self.target.select(row, before[row], accepted)
         if self.drafting is not None:

@@ -109,7 +109,8 @@ def speculative_generate(
         options["seed"] = int(torch.randint(2**62, (), device="cpu"))
     length, ends = _limits(criteria, generation_config)
     pad = generation_config.pad_token_id
-    pad = pad if isinstance(pad, int) else (ends or [0])[0]
+    if not isinstance(pad, int):
+        pad = ends[0] if ends else 0
     callbacks = options.pop("callbacks", NO_CALLBACKS)
     decode_options = DecodeOptions(
         max_new_tokens=length - input_ids.shape[1],

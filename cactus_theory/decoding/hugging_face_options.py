@@ -42,7 +42,10 @@ OURS = {"prompt_lookup_num_tokens": "draft_model=NGram()",
 def check_honoured(
     model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], draft_model: Any
 ) -> None:
-    """Raise ValueError for an option or an input of ``generate`` that the loop would ignore."""
+    """Raise ValueError for an option or an input of ``generate`` that the loop would ignore.
+
+    Also for a call without a draft, and for a model with an encoder or a decode loop of its own.
+    """
     if config is None:
         raise ValueError("generation_config: must be given; call model.generate(...), got None")
     _check_options(config)

@@ -100,7 +100,10 @@ class Ledger(Schedule):
         self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
 
     def _cap(self, inner: Schedule) -> None:
-        """Set the schedule to follow, all policies, and each policy's ladder as policy numbers."""
+        """Set the schedule to follow, all policies, and each policy's ladder as policy numbers.
+
+        The last rung of a ladder is a policy that charges 0.
+        """
         policies, numbers = list[Policy](), []
         for followed in inner.policies:
             by_regret = followed.unit == REGRET

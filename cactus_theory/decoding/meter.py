@@ -71,6 +71,7 @@ class Meter:
         self.divergence, self.log = read_divergence(divergence), log
         self.waiting: list[tuple[Node, Emitted | None]] = []
         self.rows = 0
+        # sum and largest of D(h‖q); sums of the acceptance and of ``emitted.raised_off_head``
         self.total = self.largest = self.expected = self.off_head = 0.0
         self.directions = np.zeros(3)
 
@@ -97,10 +98,8 @@ class Meter:
         rows, spent = other.sums()
         self.rows, self.total = self.rows + rows, self.total + spent
         self.largest = max(self.largest, other.largest)
-        self.expected, self.off_head = (
-            self.expected + other.expected,
-            self.off_head + other.off_head,
-        )
+        self.expected += other.expected
+        self.off_head += other.off_head
         self.directions += other.directions
 
     def reading(self, rounds: Mapping[Kind, int], num_tokens: int) -> Reading:

@@ -137,7 +137,9 @@ class Processors:
         token.) ``taken`` counts all emitted tokens; ``path`` are the accepted tokens' places in the
         draft.
         """
-        for count, place in enumerate(path[: taken - 1] if self.strangers else (), 1):
+        if not self.strangers:
+            return
+        for count, place in enumerate(path[: taken - 1], 1):
             ids = texts.shown(0, texts.prefix(0, count - taken))  # up to emitted token ``count``
             self._ask(self.all, self.rows[place + 1], ids)  # row i + 1 follows drafted token i
 

@@ -119,10 +119,12 @@ class GenerationResult:
         if self.token_charges is None or self.row_directions is None:
             return [Reading(rounds, length) for rounds, length in rows]
         name, charges = self.reading.divergence, self.token_charges.tolist()
-        sums = [dict(zip(DIRECTIONS, own, strict=True)) for own in self.row_directions.tolist()]
+        directions = [
+            dict(zip(DIRECTIONS, sums, strict=True)) for sums in self.row_directions.tolist()
+        ]
         return [
-            Reading(rounds, length, math.fsum(own), max(own, default=0.0), name, **others)
-            for (rounds, length), own, others in zip(rows, charges, sums, strict=True)
+            Reading(rounds, length, math.fsum(spent), max(spent, default=0.0), name, **by_name)
+            for (rounds, length), spent, by_name in zip(rows, charges, directions, strict=True)
         ]
 
     @property

@@ -141,10 +141,12 @@ class Rounds(ABC):
         """Return the error for a text that got no token; one of the rows at ``places`` is bad."""
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors.all
-        causes = [f"a logits processor ({', '.join(map(name_of, processors))})"] * bool(processors)
+        causes = list[str]()
         if name == "policy":
-            causes = ["a rule of one's own that returned NaN"]
+            causes.append("a rule of one's own that returned NaN")
         else:
+            if processors:
+                causes.append(f"a logits processor ({', '.join(map(name_of, processors))})")
             causes.append("weights that hold NaN")
             if model.dtype in HALF:
                 causes.append(f"an overflow of {dtype_of([model])}")

@@ -57,10 +57,10 @@ class Cuts:
             object.__setattr__(self, f"{side}top_p", share)
 
     def __str__(self) -> str:
-        sides = [f"top-k {top_k}, top-p {top_p:g}" for top_k, top_p in self._sides]
+        target, draft = (f"top-k {top_k}, top-p {top_p:g}" for top_k, top_p in self._sides)
         if self == WHOLE:
             return "no cuts"
-        return sides[0] + f" (draft: {sides[1]})" * (sides[0] != sides[1])
+        return target if target == draft else f"{target} (draft: {draft})"
 
     @property
     def _sides(self) -> Sequence[Any]:

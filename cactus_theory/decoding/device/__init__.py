@@ -57,14 +57,14 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
     """Return the kernels' verifying step, or None for PyTorch's, and the loop's name."""
     options, policies, device = opening.options, opening.policies, opening.texts.device
     device_loop, temperature = options.device_loop, options.temperature
-    judge = options.parsed_verifier
+    verifier = options.parsed_verifier
     if device_loop == "torch" or (device_loop != "kernels" and not captures(device)):
         return None, "device"
-    reason = obstacle(policies, judge, models, device, temperature)
+    reason = obstacle(policies, verifier, models, device, temperature)
     if reason is None:
         vocab = text_config(models[0]).vocab_size
         seeds, width = seeds_of(opening.texts), opening.width
-        return kernel_step(policies[0], judge.spec, seeds, temperature, width, vocab), BY_KERNELS
+        return kernel_step(policies[0], verifier.spec, seeds, temperature, width, vocab), BY_KERNELS
     if device_loop == "kernels":
         raise ValueError(f"device_loop: must not be 'kernels' here, {reason}")
     return None, f"device, by torch {reason}"
@@ -73,11 +73,11 @@ def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
 def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
     """Yield the reasons, in words, why the device loop does not support this decode."""
     drafter, options, texts = opening.drafter, opening.options, opening.texts
-    if (longest_text(models.get("draft_model", opening.target_model)) or math.inf) < texts.capacity:
+    longest = longest_text(models.get("draft_model", opening.target_model)) or math.inf
+    if longest < texts.capacity:
         yield "where the draft has fewer positions"
-    if drafter is not None and not (
-        isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
-    ):
+    plain = isinstance(drafter, ModelDrafter) and not drafter.greedy and drafter.stop is None
+    if drafter is not None and not plain:
         yield "where a drafter is more than a model"
     if opening.warp.soft:
         yield f"where {opening.policies[0].spec} relaxes greedy decoding"
@@ -87,10 +87,14 @@ def _obstacles(opening: Opening, models: dict[str, Any]) -> Iterator[str]:
         yield "where a schedule chooses policies"
     if options.parsed_verifier.drafts != ("chain",):
         yield f"where {options.parsed_verifier.spec} may walk trees"
-    names = ["record_rows"] * options.record_rows
-    names += [name for name in ("on_rows", "on_round") if getattr(options.callbacks, name)]
-    names += ["fast_forward"] * (options.fast_forward is False)
-    names += ["stop"] * (options.stop is not None)
+    is_used = {
+        "record_rows": options.record_rows,
+        "on_rows": options.callbacks.on_rows,
+        "on_round": options.callbacks.on_round,
+        "fast_forward": options.fast_forward is False,
+        "stop": options.stop is not None,
+    }
+    names = [name for name, used in is_used.items() if used]
     if names:
         yield f"where {', '.join(names)} is used"
     if len({text_config(model).vocab_size for model in models.values()}) > 1:

@@ -44,11 +44,11 @@ class DeviceRounds(Rounds):
             CachedModel(model, capacity(texts, width), texts.batch, fast_forward=True)
             for model in models
         ]
-        forwards = [StaticForward(model) for model in self.models]
+        target, *drafts = (StaticForward(model) for model in self.models)
         self.inputs = Inputs(texts.batch, width, self.verifier.coins(width), self.device)
         step = verify or torch_step(self.verifier, self.assigned, self.temperature)
-        draft = forwards[1] if len(forwards) > 1 else None
-        self.graph = Round(self.inputs, forwards[0], draft, self.temperature, step)
+        draft = drafts[0] if drafts else None
+        self.graph = Round(self.inputs, target, draft, self.temperature, step)
 
     @property
     def calls(self) -> tuple[int, int]:
@@ -76,6 +76,7 @@ class DeviceRounds(Rounds):
     def round(self) -> Tokens:
         """Run one round: every open text gets at least one token; return the new ids per text."""
         texts = self.texts
+        # −1 for a text that has ended, which has no room
         draft_lengths = [min(self.width, text.room - 1) for text in texts.rows]
         fill(self.inputs.table, texts, self.width, draft_lengths, self.verifier.coins)
         drafted = [max(length, 0) for length in draft_lengths]
@@ -93,6 +94,7 @@ class DeviceRounds(Rounds):
                 q, p = self._rows(outcome)
                 places = range(len(ids) - 1, drafted[row] + 1)
                 raise self.failure(row, q[row], None if p is None else p[row], places)
+        # append the tokens to the texts, each up to its end
         new: Tokens = [[]] * texts.batch
         for row, ids in enumerate(tokens):
             if draft_lengths[row] >= 0:

@@ -108,7 +108,8 @@ class Inputs:
 
     ``tokens`` (B, 2) are the last two tokens of each text (a single token twice), ``lengths`` (B,)
     its number of tokens, ``draft_lengths`` (B,) the number of its drafted tokens that are verified.
-    ``coins`` (B, K + C + 1) are for drafting, for acceptance and for the last draw.
+    ``coins`` (B, K + C + 1) are for drafting (K is ``width``), for acceptance (C is ``accept``) and
+    for the last draw.
     """
 
     def __init__(self, batch: int, width: int, accept: int, device: torch.device) -> None:
@@ -185,6 +186,7 @@ class Round:
         self.inputs, self.target, self.draft = inputs, target, draft
         self.temperature, self.verify = temperature, verify
         device = inputs.counts.device
+        # graphs without and with the verification; ``in_graph``: whether it can be captured
         self.scored = Repeated(self._score, device)
         self.whole = Repeated(lambda end: self._verify(self._score(end)), device)
         self.in_graph: bool | None = None
@@ -225,13 +227,14 @@ class Round:
             return inputs.tokens[:, :0], None
         # after a round that accepted all drafted tokens, the cache lacks the last but one token
         positions = inputs.lengths[:, None] + torch.arange(-2, 0, device=inputs.counts.device)
-        rows = self.draft(inputs.tokens, positions.clamp(min=0), end, last=True)[:, 0]
-        ids, logits = [self._drawn(rows, 0)], [rows]
+        positions = positions.clamp(min=0)  # a text of one token feeds it twice at position 0
+        after = self.draft(inputs.tokens, positions, end, last=True)[:, 0]
+        ids, logits = [self._drawn(after, 0)], [after]
         for step in range(1, inputs.width):
             position = (inputs.lengths - 1 + step)[:, None]
-            rows = self.draft(ids[-1][:, None], position, end, last=True)[:, 0]
-            ids.append(self._drawn(rows, step))
-            logits.append(rows)
+            after = self.draft(ids[-1][:, None], position, end, last=True)[:, 0]
+            ids.append(self._drawn(after, step))
+            logits.append(after)
         deterministic = self.temperature == 0
         return torch.stack(ids, 1), None if deterministic else torch.stack(logits, 1)
 

@@ -65,7 +65,7 @@ def torch_step(verifier: Verifier, assigned: Assignment, temperature: float) -> 
 
     def step(logits: Logits) -> Verdict:
         ids, q = logits.token_ids, probabilities(logits.target, temperature)
-        if not ids.shape[1]:
+        if not ids.shape[1]:  # then every verifier draws from the rows of ``Policy.undrafted``
             empty = Draft(ids, logits.drafted, None)
             return Verdict(ids, *chain_on_device(assigned, q, empty, logits.accept, logits.draw))
         p = None if logits.draft is None else probabilities(logits.draft, temperature)

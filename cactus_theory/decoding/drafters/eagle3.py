@@ -112,7 +112,10 @@ class Eagle3Drafting(SampledDrafting):
         self.dtype = head.fc.weight.dtype
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft token by token: draw a token, then feed its embedding with the layer's output."""
+        """Draft token by token: draw a token, then feed its embedding with the layer's output.
+
+        First the layer reads the settled tokens whose units are not cached yet (:meth:`fresh`).
+        """
         lengths = self.planned(wanted)
         if not any(lengths):
             return nothing(self.texts)
@@ -123,12 +126,13 @@ class Eagle3Drafting(SampledDrafting):
         settled_lengths, tokens = list(self.cache.lengths), []
         for step in range(max(lengths)):
             if step:
-                fed = [int(count > step) for count in lengths]
+                fed = [int(count > step) for count in lengths]  # 0 if the row's draft has ended
                 unit = torch.cat([self.embedded(tokens[-1]), state[:, 0]], -1)
                 state = self.run(unit[:, None], fed)
                 self.cache.extend(fed)
             self.clock.lap("draft")
             tokens.append(self.draw(self.logits(state), step, lengths, coins[:, step]))
+        # units of drafted tokens hold the layer's output in place of the target's states
         for row, length in enumerate(settled_lengths):
             self.cache.rollback(row, length)
         self.clock.lap("draft")
@@ -146,7 +150,8 @@ class Eagle3Drafting(SampledDrafting):
         assert self.features is not None
         starts = list(self.cache.lengths)
         rows = zip(self.features.lengths, starts, lengths, strict=True)
-        counts = [(read - start) * bool(drafted) for read, start, drafted in rows]
+        counts = [read - start if drafted else 0 for read, start, drafted in rows]
+        # slot i takes the states of token i and the embedding of token i + 1
         states = [self.features.hidden(layer, starts, counts) for layer in self.layers]
         tokens = self.texts.take([start + 1 for start in starts], counts)
         stream = self.fc(torch.cat(states, -1).flatten(0, 1).to(self.dtype))

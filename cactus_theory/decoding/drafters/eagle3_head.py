@@ -98,13 +98,14 @@ class Eagle3Head(nn.Module):
         library = check.optional_module("transformers", "llm")
         super().__init__()
         self.vocab, self.hidden, self.shares = config.vocab_size, config.hidden_size, shares
+        # the number of tokens that the head scores, and so of the rows of its LM head
         config.vocab_size = size = options.get("draft_vocab_size") or self.vocab
         self.reads: list[int] | None = options.get(LAYERS)
         wide, bias = 2 * self.hidden, config.attention_bias
         self.fc = nn.Linear(len(self.reads or (0, 0, 0)) * self.hidden, self.hidden, bias=False)
         self.core = library.LlamaForCausalLM(config)
         layer, attention = self.core.model.layers[0], self.core.model.layers[0].self_attn
-        for name in ("q_proj", "k_proj", "v_proj"):
+        for name in ("q_proj", "k_proj", "v_proj"):  # they read pairs: embedding and stream
             setattr(attention, name, nn.Linear(wide, getattr(attention, name).out_features, bias))
         layer.hidden_norm = type(layer.input_layernorm)(self.hidden, config.rms_norm_eps)
         layer.norm_before_residual = options.get("norm_before_residual") or False
@@ -206,6 +207,7 @@ def _layer_config(options: Any) -> Any:
     ):
         if value not in allowed:
             raise ValueError(f"{name}: must be {rule}; got {value!r}")
+    # a needed parameter that is missing is null, which the rules below reject
     rope = {name: None for name in OF_ROPE[kind] if name in NEEDED} | rope
     # a table, the options known in it, and transformers' defaults
     for given, known, defaults in (
@@ -218,7 +220,8 @@ def _layer_config(options: Any) -> Any:
             fits, rule = value is None and name not in NEEDED, RULES.get(name)
             if name not in known:  # allowed if the value has no effect
                 fits = value is False or value in (None, [], {}, defaults.get(name))
-                rule = "left out" + f", or in {LAYER}" * (given is options and name in OF_LAYER)
+                of_layer_only = given is options and name in OF_LAYER
+                rule = f"left out, or in {LAYER}" if of_layer_only else "left out"
             elif not fits:
                 fits = FOLLOWS[rule](value)
             if not fits and not name.startswith("base_model_"):

@@ -125,14 +125,14 @@ def with_siblings(
     are declared to the verifier.
     """
     rows, drawn = [], trunk.probs is not None
-    for ids, count, beside in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
+    for ids, count, fixed_ids in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
         path = list(enumerate(ids[:count]))
         nodes = [  # token, parent, sampled, deterministic
-            (token, place - 1, drawn, not drawn or (deterministic and token in beside[place]))
+            (token, place - 1, drawn, not drawn or (deterministic and token in fixed_ids[place]))
             for place, token in path
         ]
         for place, token in path:
-            others = [other for other in beside[place] if other not in (token, -1)]
+            others = [other for other in fixed_ids[place] if other not in (token, -1)]
             nodes += [(other, place - 1, False, deterministic) for other in others[:m]]
         rows.append(nodes)
     counts = list(map(len, rows))

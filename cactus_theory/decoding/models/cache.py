@@ -190,7 +190,7 @@ def slots_of(
     starts = torch.tensor(lengths, device=device)[:, None]
     slots = chain = starts + torch.arange(new, device=device)  # ``chain``: a chain's positions
     fed = torch.tensor(list(counts), device=device)[:, None]
-    real = None
+    real = None  # which entries are tokens, not padding; None without padding
     if min(counts) < new:  # padding gets the position of the row's last token, a valid position
         real = torch.arange(new, device=device) < fed
         chain = torch.minimum(chain, (starts + fed - 1).clamp_(min=0))
@@ -218,7 +218,10 @@ def _tree(
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
-    """Return the mask of tree nodes: a node attends to the prefix, its ancestors and itself."""
+    """Return the mask of tree nodes: a node attends to the prefix, its ancestors and itself.
+
+    ``real`` is False at padding, which gets the positions ``chain``; None without padding.
+    """
     batch, new = slots.shape
     if real is not None:
         parents = torch.where(real, parents, -1)

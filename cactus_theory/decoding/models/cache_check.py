@@ -61,7 +61,8 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
     """
     config = text_config(model)
     key = *map(type, model.modules()), *(getattr(config, name, None) for name in DECIDING)
-    known = {} if (change := changed(model)) else _KNOWN.setdefault(_anchor(model), {})
+    change = changed(model)
+    known = _KNOWN.setdefault(_anchor(model), {}) if change is None else {}
     if key not in known:
         with preparation.timed(), torch.inference_mode():
             known[key] = _answer(model, change)

@@ -122,6 +122,7 @@ class LibraryForward:
         if self.cache.hidden:
             options["output_hidden_states"] = True
         rows = zip(first, keep, strict=True)
+        # indices of fed tokens after which some row keeps the logits; at least one for the model
         wanted = {j for start, kept in rows for j in range(start, start + kept)}
         positions = sorted(wanted) or [new - 1]
         if self.slices:  # ``logits_to_keep`` is a number of last positions, or positions
@@ -135,9 +136,9 @@ class LibraryForward:
             if not output.hidden_states:
                 raise ValueError(f"reads: {type(self.model).__name__} hands out no hidden states")
             self.cache.record(layer, slots.index, output.hidden_states[layer])
-        kept = positions if self.slices else list(range(new))
-        # a row's positions are consecutive in ``kept``, too; a row that keeps none begins anywhere
-        starts = [kept.index(j) if j in kept else 0 for j in first]
+        given = positions if self.slices else list(range(new))
+        # a row's positions are consecutive in ``given``, too; a row that keeps none begins anywhere
+        starts = [given.index(j) if j in given else 0 for j in first]
         return gathered(output.logits, starts, keep)
 
     def _mask(self, sight: Sight) -> Any:

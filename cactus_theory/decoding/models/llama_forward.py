@@ -79,7 +79,7 @@ class DecoderLayer:
         self.width, self.scale = attention.head_dim, attention.scaling
         self.heads = attention.q_proj.out_features // self.width
         self.kv_heads = attention.k_proj.out_features // self.width
-        self.shared = self.heads // self.kv_heads
+        self.shared = self.heads // self.kv_heads  # query heads per key head
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         self.qkv = self.reader(layer, projections, copied, read)
         gates = [mlp.gate_proj, mlp.up_proj]
@@ -119,6 +119,7 @@ class DecoderLayer:
         if self.q_norm is not None and self.k_norm is not None:
             q_part, k_part = rotated[:, : self.heads], rotated[:, self.heads :]
             rotated = torch.cat([self.q_norm(q_part), self.k_norm(k_part)], 1)
+        # the rotary embedding; ``sin`` contains the signs (:class:`FastForward`)
         rotated = (rotated * cos).addcmul_(rotated.roll(self.width // 2, -1), sin)
         keys, values = memory
         keys[at.index] = rotated[:, self.heads :].view(*shape, self.kv_heads, self.width)
@@ -226,8 +227,8 @@ def _gain(norm: Any) -> Tensor:
 
 def _length(norm: Any) -> Any:
     """Return the function x ↦ √(‖x‖² + dε), shape (..., 1)."""
-    least = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
-    return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), least)
+    root = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
+    return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), root)
 
 
 class FastForward:

@@ -74,7 +74,7 @@ class CachedModel:
             self.fast = False
         if self.fast:
             self.forward: FastForward | LibraryForward = FastForward(model, self.cache)
-            self.branches = True
+            self.branches = True  # whether trees and ragged batches run
         else:
             check_positions(model, capacity)
             self.branches = runs_together(model, lossless=drafts)
@@ -107,6 +107,7 @@ class CachedModel:
         if memory is None:  # nothing was fed yet
             return torch.empty(len(counts), 0, 0, device="cpu")
         states = gathered(memory, starts, counts)
+        # with equal starts ``gathered`` may return a view of the cache
         return states.clone() if min(starts) == max(starts) else states
 
     def feed(
