@@ -100,15 +100,12 @@ class Ledger(Schedule):
         self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
 
     def _cap(self, inner: Schedule) -> None:
-        """Set the schedule to follow, all policies, and each policy's ladder as policy numbers.
-
-        The last rung of a ladder is a policy that charges 0.
-        """
+        """Set the schedule to follow, all policies, and each policy's ladder as policy numbers."""
         policies, numbers = list[Policy](), []
         for followed in inner.policies:
             by_regret = followed.unit == REGRET
             strict = read_policy(defaults.STRICT if by_regret else defaults.POLICY)
-            ladder = (*_ladder(followed), strict)
+            ladder = (*_ladder(followed), strict)  # ``strict`` charges 0, so a rung always fits
             if by_regret and KEEP not in policies:  # for :meth:`_planned`
                 policies.append(KEEP)
             policies += [policy for policy in ladder if policy not in policies]

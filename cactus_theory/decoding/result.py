@@ -119,12 +119,10 @@ class GenerationResult:
         if self.token_charges is None or self.row_directions is None:
             return [Reading(rounds, length) for rounds, length in rows]
         name, charges = self.reading.divergence, self.token_charges.tolist()
-        directions = [
-            dict(zip(DIRECTIONS, sums, strict=True)) for sums in self.row_directions.tolist()
-        ]
+        sums = [dict(zip(DIRECTIONS, row, strict=True)) for row in self.row_directions.tolist()]
         return [
-            Reading(rounds, length, math.fsum(spent), max(spent, default=0.0), name, **by_name)
-            for (rounds, length), spent, by_name in zip(rows, charges, directions, strict=True)
+            Reading(rounds, length, math.fsum(spent), max(spent, default=0.0), name, **directions)
+            for (rounds, length), spent, directions in zip(rows, charges, sums, strict=True)
         ]
 
     @property

@@ -76,7 +76,7 @@ class DeviceRounds(Rounds):
     def round(self) -> Tokens:
         """Run one round: every open text gets at least one token; return the new ids per text."""
         texts = self.texts
-        # −1 for a text that has ended, which has no room
+        # −1 for a text without room: it has ended or is full
         draft_lengths = [min(self.width, text.room - 1) for text in texts.rows]
         fill(self.inputs.table, texts, self.width, draft_lengths, self.verifier.coins)
         drafted = [max(length, 0) for length in draft_lengths]

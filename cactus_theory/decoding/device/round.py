@@ -62,7 +62,7 @@ class Repeated(Generic[Result]):
 
     def _capture(self, end: int) -> tuple[Any, Result]:
         """Return a graph that shares the memory of earlier graphs, and the result's tensors."""
-        stream = torch.cuda.Stream(self.device)
+        stream = torch.cuda.Stream(self.device)  # PyTorch asks for warm-up runs on a side stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):

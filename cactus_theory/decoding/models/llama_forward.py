@@ -38,6 +38,7 @@ class Weights:
 
     def __init__(self, model: Any) -> None:
         inner, head, copied = model.model, model.lm_head, _copied(model)
+        # makes the linear map of a module whose weights are not copied
         read = partial(prepared, make=Ordered) if _ordered(model) else _in_place
         self.embedding = inner.embed_tokens.weight
         self.norm = _quick_norm(inner.norm) if copied and _quick(inner.norm) else _norm(inner.norm)
