@@ -123,7 +123,7 @@ class Schedule(ABC):
             return choice, {}
         bare = Assignment(tuple(map(untilted, self.policies)))  # schedules read rows without tilt
         nodes = Nodes(verifier, bare, target_probs, draft)
-        if draft.parents is None:
+        if draft.parents is None or not count:
             choice[: count + ends] = self._along(state, list(range(count)), nodes, ends)
             return choice, {}
         for place in range(count):

@@ -115,6 +115,15 @@ def test_a_copy_of_the_targets_weights_drafts_by_its_own_law(make_model, name, f
     assert all(torch.equal(before[key], own) for key, own in target.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_groups_of_zero_weights_stay_zero_in_four_bits(make_model, dtype):
+    target = make_model(layers=1).to(dtype)
+    target.model.layers[0].mlp.up_proj.weight.data[:, :32] = 0
+    rounded = FourBit().of(target)
+    weight = rounded.model.layers[0].mlp.up_proj.weight
+    assert not weight[:, :32].any() and not weight.isnan().any()
+
+
 def test_weights_of_another_kind_are_not_rounded(tiny):
     packed = copy.deepcopy(tiny[0])
     for layer in packed.model.layers:

@@ -5,6 +5,8 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.decoding import Between, ByPosition, Schedule
+from cactus_theory.verify import Draft
+from cactus_theory.verify.contract import find_verifier
 from tests.kits.schedules import assert_schedule_properties
 
 RULES = (ct.policy("speculative"), ct.policy("cactus:delta=1"))
@@ -98,3 +100,19 @@ def test_good_schedules_pass(schedule):
 def test_bad_ones_are_noticed(kind):
     with pytest.raises(AssertionError, match=BAD[kind]):
         assert_schedule_properties(kind())
+
+
+class Tilting(Base):
+    policies = ct.policy("speculative"), ct.policy("band:price=1,tilt=0.5")
+
+    def choose(self, state, drafted):
+        return torch.ones_like(drafted)
+
+
+@pytest.mark.parametrize("parents", [None, torch.tensor([[-1]])])
+def test_the_policy_of_an_undrafted_token_is_chosen_in_chains_and_trees(parents):
+    """A text without room for a drafted token emits one from the chosen policy's row."""
+    draft = Draft(torch.tensor([[0]]), [0], None, parents)
+    q = torch.full((1, 2, 4), 0.25, dtype=torch.float64)
+    choice, _ = Tilting().choose_by_nodes(0, q, draft, find_verifier("tree"))
+    assert int(choice[0]) == 1

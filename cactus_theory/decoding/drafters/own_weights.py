@@ -220,5 +220,6 @@ def _rounded(weight: Tensor) -> Tensor:
     """
     rows, width = weight.shape
     groups = nn.functional.pad(weight, (0, -width % GROUP)).reshape(rows, -1, GROUP)
-    scale = (groups.abs().amax(-1, keepdim=True) / LARGEST).clamp(min=1e-12)
+    scale = groups.abs().amax(-1, keepdim=True) / LARGEST
+    scale = scale.clamp(min=torch.finfo(weight.dtype).tiny)  # 0/0 in a group of zeros
     return ((groups / scale).round() * scale).reshape(rows, -1)[:, :width]
