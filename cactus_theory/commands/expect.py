@@ -37,7 +37,7 @@ from cactus_theory.decoding.setting import Setting
 from cactus_theory.decoding.truncation import WHOLE
 from cactus_theory.traces import Trace, compare_observed
 from cactus_theory.traces.counters import Observation, observed_rates, read_metrics
-from cactus_theory.traces.expect import Expectation, expect
+from cactus_theory.traces.expected_acceptance import Expectation, expect
 from cactus_theory.traces.log import log_shown
 from cactus_theory.traces.records import read_records
 from cactus_theory.verify.contract import find_verifier, verifiers

@@ -5,7 +5,7 @@ file.py:rule``. ``@policy_property()`` adds a property: a function of a ``Behavi
 ``Bounds``. ``assert_verifier_properties`` and ``@verifier_property()`` do so for verifiers.
 """
 
-from cactus_theory.testing._policies import assert_policy_properties
+from cactus_theory.testing._check_policies import assert_policy_properties
 from cactus_theory.testing.definition import Bounds
 from cactus_theory.testing.properties import Behaviour, policy_property
 from cactus_theory.testing.verifiers import (

@@ -15,8 +15,8 @@ import torch
 from cactus_theory.base.specs import split
 from cactus_theory.divergences import read_divergence
 from cactus_theory.policies import Policy, read_policy
+from cactus_theory.testing._check_policies import check_policy
 from cactus_theory.testing._examples import examples as draw_examples
-from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing.properties import PROPERTIES
 from cactus_theory.testing.report import Report, declared
 

@@ -2,7 +2,7 @@
 
 Each kind of object that is checked (policies, verifiers, and the kinds of ``tests/kits``) has a
 table :class:`Properties` and a subclass of :class:`Seen`, which computes the numbers on examples.
-:func:`broken` checks all of a kind. Policies are checked by ``_check_properties.py`` instead,
+:func:`broken` checks all of a kind. Policies are checked by ``_checker.py`` instead,
 because a user's policy may raise errors.
 """
 

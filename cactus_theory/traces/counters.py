@@ -21,7 +21,7 @@ from jaxtyping import Float
 from cactus_theory.base import arguments as check
 from cactus_theory.base.significance import QUIET
 from cactus_theory.traces.estimate import CannotSay, check_texts
-from cactus_theory.traces.expect import Expectation, critical
+from cactus_theory.traces.expected_acceptance import Expectation, critical
 
 # names of vLLM's counters; its Prometheus text adds _total
 DRAFTS, DRAFTED, BY_POSITION = (

@@ -350,8 +350,8 @@ FAULTS = (
 
 def caught(fault: Fault, laws=None):
     """Return the first report in which the law fails, and how many examples it took."""
+    from cactus_theory.testing._check_policies import check_policy
     from cactus_theory.testing._examples import examples
-    from cactus_theory.testing._policies import check_policy
 
     for count in COUNTS:
         chosen = [fault.law] if laws is None else laws

@@ -7,9 +7,9 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.testing import assert_policy_properties
-from cactus_theory.testing._check_properties import shrink
+from cactus_theory.testing._check_policies import check_policy
+from cactus_theory.testing._checker import shrink
 from cactus_theory.testing._examples import _wide, examples
-from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing.properties import PROPERTIES, Bounds
 from cactus_theory.testing.properties.behaviour import knob_ladder
 from cactus_theory.testing.report import row

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import cactus_theory as ct
+from cactus_theory.testing._check_policies import check_policy
 from cactus_theory.testing._examples import examples
-from cactus_theory.testing._policies import check_policy
 from cactus_theory.testing.properties import PROPERTIES
 from cactus_theory.testing.report import message
 from tests.amounts import THOROUGH, amount, some

@@ -9,7 +9,7 @@ import torch
 
 import cactus_theory as ct
 from cactus_theory.policies import FixedTarget, SharedResidual
-from cactus_theory.testing._policies import check_policy
+from cactus_theory.testing._check_policies import check_policy
 from tests.rows import pair
 from tests.testing.gallery import taylor
 

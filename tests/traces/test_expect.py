@@ -23,7 +23,7 @@ from cactus_theory.traces import (
 )
 from cactus_theory.traces.counters import observed_rates, read_metrics
 from cactus_theory.traces.estimate import CannotSay
-from cactus_theory.traces.expect import Expectation, LoggedRounds, critical, wilson
+from cactus_theory.traces.expected_acceptance import Expectation, LoggedRounds, critical, wilson
 from tests.amounts import amount
 
 EXAMPLE = str(Path(__file__).resolve().parents[2] / "simulations" / "data" / "trace")

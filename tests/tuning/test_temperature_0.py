@@ -13,7 +13,7 @@ import cactus_theory as ct
 from cactus_theory.cli import main
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.traces import Cycle, Trace, log_trace, replay, save_trace
-from cactus_theory.traces.expect import expect
+from cactus_theory.traces.expected_acceptance import expect
 from cactus_theory.traces.noise_floor import noise_floor
 from cactus_theory.tuned import load_tuned
 from cactus_theory.tuning import Costs, save_tuned, tune

@@ -1,6 +1,6 @@
 """Check properties of one policy: its errors become findings, and failing rows are shrunk.
 
-``_policies.check_policy`` uses the :class:`Checker` of this module.
+``_check_policies.check_policy`` uses the :class:`Checker` of this module.
 """
 
 import math

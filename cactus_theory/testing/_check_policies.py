@@ -6,7 +6,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base import tensors
 from cactus_theory.policies import Policy, read_policy
-from cactus_theory.testing._check_properties import Checker, Pair
+from cactus_theory.testing._checker import Checker, Pair
 from cactus_theory.testing._examples import examples as draw_examples
 from cactus_theory.testing.properties import PROPERTIES, Behaviour
 from cactus_theory.testing.properties.behaviour import other_knobs
