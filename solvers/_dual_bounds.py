@@ -166,14 +166,14 @@ def lagrange_bound(
     q, cap : (m,) target and caps c, on the tokens with q > 0.
     delta : the budget, in the divergence's unit.
     multipliers : λ of Σ q f(h/q) ≤ the generator's budget (0 if ``delta`` is infinite), and μ of
-        each row's Σh = 1, a number or (T,).
-    zero_cap : Σc over the tokens with q = 0; None if they may not have mass.
+        each row's Σh = 1, a number or (rows,).
+    zero_cap : of one row only, Σc over the tokens with q = 0; None if they may not have mass.
     position : (m,) the row of each token.
     """
     price_of_cost, level = multipliers[0], np.atleast_1d(multipliers[1])
     lagrangian = Lagrangian.of(q, cap)
     lagrangian.add_budget(price_of_cost, kind, delta)
-    lagrangian.linear += level[position]
+    lagrangian.linear += level[position]  # with μ below: μ (1 − Σh) of each row
     bound = lagrangian.bound() + float(level.sum())
     if zero_cap is None:
         return bound

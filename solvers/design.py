@@ -316,11 +316,12 @@ class Program(Attempted[Attempt]):
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
-    """Return the row moved exactly inside its limits, summing to 1 up to rounding."""
+    """Return the row moved exactly inside its limits; it sums to 1 if POLISHING rounds suffice."""
     box = Lagrangian.of(q, q)  # only its ``low`` and ``high`` are used here
     for constraint in constraints.values():
         if isinstance(constraint, LimitConstraint):
             constraint.charge(box)
+    # if limits contradict each other the lower one counts, and checks of the answer refuse the row
     h = np.clip(raw, box.low, np.maximum(box.low, box.high))
     for _ in range(POLISHING):
         between = (h > box.low) & (h < box.high)

@@ -192,7 +192,8 @@ def observation(
 def check_followed(target: Any, given: Line, ignored: Sequence[str]) -> None:
     """Raise ValueError if generation_config.json changes the law in a way that no flag gives.
 
-    Engines such as vLLM follow this file by default, so their law would differ from ours.
+    Engines such as vLLM follow this file by default, so their law would differ from ours. ``given``
+    has the value of each entry that a flag can give, None if it is not given.
     """
     for name, value in target.generation_config.to_diff_dict().items():
         if name in NO_LAW | {*ignored} or name.startswith(("_", "output_", "return_")):

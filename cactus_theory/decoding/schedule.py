@@ -128,7 +128,7 @@ class Schedule(ABC):
             return choice, {}
         for place in range(count):
             path = draft.path(0, place)
-            node = draft.node(0, place)
+            node = draft.node(0, place)  # the node that the token follows
             # the path of any token after the node will do: no choice depends on the token it judges
             choice[node] = self._along(state, path, nodes)[-1]
             if ends:  # for leaves; where tokens follow, they write a choice later in this loop
@@ -136,21 +136,21 @@ class Schedule(ABC):
         return choice, {}
 
     def _along(
-        self, state: Any, path: list[int], rows: Nodes, ends: bool = False
+        self, state: Any, path: list[int], nodes: Nodes, ends: bool = False
     ) -> Int[Tensor, "count"]:
         """Return the choices for a path's tokens and, with ``ends``, for the place after them."""
-        draft, ids = rows.draft, rows.draft.token_ids[0, path]
+        draft, ids = nodes.draft, nodes.draft.token_ids[0, path]
         if ends:
             # id 0 stands for the token after the path, as no policy depends on the token it judges
             ids = torch.cat([ids, ids.new_zeros(1)])
         read = (ids,)
         by_rows = type(self).choose_by_rows is not Schedule.choose_by_rows
         if by_rows:
-            nodes = [rows.at(0, draft.node(0, place), place=place) for place in path]
+            along = [nodes.at(0, draft.node(0, place), place=place) for place in path]
             if ends:  # node i + 1 stands after drafted token i, node 0 after the settled text
-                nodes.append(rows.at(0, path[-1] + 1 if path else 0))
+                along.append(nodes.at(0, path[-1] + 1 if path else 0))
             # ``offers`` is the draft row that policies read; it is q where nothing was drafted
-            read += tuple(stacked(nodes, name) for name in ("q", "offers"))
+            read += tuple(stacked(along, name) for name in ("q", "offers"))
         if not is_own(type(self)):  # a single node's rows are the round's memory
             read = copied(read)
         return self.choose_by_rows(state, *read) if by_rows else self.choose(state, *read)

@@ -258,7 +258,10 @@ def _kept_apart(edges: Tensor, new: Tensor, mass: Tensor, step: int) -> tuple[Te
 
 
 def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
-    """Return the bands of rows, found on the sorted path."""
+    """Return the bands of rows, found on the sorted path.
+
+    ``knob`` is price, delta or acceptance, and ``amount`` has its value by row.
+    """
     path = geometry.path
     rejection = _locate(geometry, knob, amount)
     lossless = rejection >= path.largest
@@ -272,13 +275,14 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
         upper = torch.minimum(upper, f.ratio_at(slope + 1 / amount))
     if kind.generator is not None:  # edges merged by rounding: take h = q, a few ulps of ε away
         lossless = lossless | ((geometry.slope(lower, upper) <= MERGED) & ~slack)
-    elif knob == "delta":  # from ε the ceiling follows only roughly
+    elif knob == "delta":  # a bound on h/q has no generator: b is the budget's, ε gives it roughly
         upper = torch.where(slack, upper, kind.ceiling(amount))
     leaked = torch.zeros_like(rejection)
     if geometry.free:
         leaked = torch.where(upper < math.inf, 0.0, path.zero_mass - rejection).clamp(min=0.0)
     lower = torch.where(lossless, 1.0, lower)
     upper = torch.where(lossless, 1.0, upper)
+    # h is p at ε = 0; a row cut to boxes may end there, too, with P₀ < 0, but is no distribution
     whole = slack & (rejection <= 0) & (path.zero_mass >= 0)
     return Edges(lower, upper, leaked, lossless, slack, whole)
 

@@ -47,8 +47,8 @@ class LookAhead:
     ) -> Float[Tensor, "batch K"]:
         r"""Return :math:`h_n = m q_n z/(m − q_n + q_n z)` of drafted tokens, z what follows each.
 
-        z is the mean weight of the text after the token, and m the mass that may move: that of all
-        tokens without a box, and of n. Backwards, z = e^{1/ν} after the last token, and before a
+        z is the mean weight of the text after the token, and m the mass that may move: that of n
+        and of all tokens that may fall. Backwards, z = e^{1/ν} after the last token, and before a
         token z is e^{1/ν} ((m − q_n + q_n z)/m)^m. If n may not rise (held, or off the head),
         h_n = q_n, and before it z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read. With
         a tilt each row, the bonus token's too, is worth ``worth`` more (Theorem 29; from
@@ -65,9 +65,9 @@ class LookAhead:
         for place in range(width - 1, -1, -1):
             # the row after a path's last token is that of the bonus token
             log_z = torch.where(counts == place + 1, unit + row_worth[:, place + 1], log_z)
-            others, drafted, m = log_rest[:, place], log_q_n[:, place], mass[:, place]
-            h_n = m * (drafted - others + log_z).sigmoid()
-            log_mean = m * (torch.logaddexp(others, drafted + log_z) - m.log())
+            log_others, log_drafted, m = log_rest[:, place], log_q_n[:, place], mass[:, place]
+            h_n = m * (log_drafted - log_others + log_z).sigmoid()
+            log_mean = m * (torch.logaddexp(log_others, log_drafted + log_z) - m.log())
             stays = q_n[:, place]
             raised[:, place] = torch.where(fixed[:, place], stays, h_n)
             log_mean = torch.where(fixed[:, place], stays * log_z, log_mean)
@@ -78,7 +78,7 @@ class LookAhead:
         """Return whether each drafted token may not rise, and the mass m that may move there."""
         fixed, mass = torch.zeros_like(q_n, dtype=torch.bool), torch.ones_like(q_n)
         self.boxes.check(q.shape[-1])
-        for token in self.boxes.ids:
+        for token in self.boxes.ids:  # they must not fall; where one was drafted, its mass is in m
             mass = torch.where(ids == token, mass, mass - q[..., token].double())
             fixed = fixed | ((ids == token) & (token in self.boxes.held))
         if self.boxes.head:  # tokens off the head may not rise

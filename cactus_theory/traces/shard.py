@@ -167,7 +167,10 @@ def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:
 
 
 def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
-    """Return the checked shard that a file's content holds; ValueError for any other content."""
+    """Return the checked shard that a file's content holds; ValueError for any other content.
+
+    ``where`` begins messages; ``most`` is the largest number of drafted tokens of a cycle.
+    """
     library = check.optional_module("safetensors.torch", "llm")
     try:
         tensors = library.load(content)
@@ -175,7 +178,9 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
         raise ValueError(f"{where}: must be a safetensors file; {error}") from None
     if cells.IDS in tensors:
         tensors = cells.spread(where, tensors, vocab)
-    if (columns := tensors.pop(COLUMNS, None)) is not None and _bounded(tensors, vocab):
+    columns = tensors.pop(COLUMNS, None)
+    # rows too many to be widened stay narrow, and ``_faults`` names their width
+    if columns is not None and _bounded(tensors, vocab):
         tensors["draft_log_probs"] = _spread(where, tensors.get("draft_log_probs"), columns, vocab)
     if fault := next(_faults(tensors, vocab, most), None):
         raise ValueError(f"{where}: {fault}")

@@ -73,7 +73,7 @@ def table(tuned: Tuned) -> str:
     lines = [(choice.chosen_by.value, _cells(choice, tuned)) for choice in tuned.of_families()]
     plain = ["plain", "–", "–", _number(tuned.plain), "1.00", "lossless", "1", "0"]
     lines.append((tuned.plain, plain[: len(heads)]))  # without a surprise if no column has it
-    lines.sort(key=lambda line: -line[0])
+    lines.sort(key=lambda line: -line[0])  # by the texts that choose, not by the speeds shown
     title = "each policy at its fastest K; ± one standard error over texts"
     cells, needed = [cells for _, cells in lines], heads.index(f"{unit}/token") + 1
     text = fitted(heads, cells, width_of_terminal(WIDEST), title, needed)

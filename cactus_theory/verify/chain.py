@@ -45,7 +45,7 @@ class Chain(Verifier):
         phi = q.new_zeros(ids.shape)
         recovered, emitted = torch.zeros_like(q[:, :width]), torch.zeros_like(q[:, :width])
         for number, policy in enumerate(assigned.policies):
-            choice = assigned.choice
+            choice = assigned.choice  # by node: the last one is that of the undrafted token
             judged = drafted if choice is None else drafted & (choice[:, :width] == number)
             q_rows, p_rows, tokens = q[:, :width][judged], p[judged], ids[judged]
             phi[judged] = policy.acceptance(q_rows, p_rows, tokens[:, None])[:, 0]
@@ -56,7 +56,7 @@ class Chain(Verifier):
         stop = alive * torch.cat([1 - phi, ones], -1)  # φ is 0 beyond a draft, so it stops there
         last = torch.cat([recovered, torch.zeros_like(q[:, :1])], 1)
         batch = torch.arange(len(ids), device=ids.device)
-        last[batch, counts] = undrafted(assigned, q, counts)
+        last[batch, counts] = undrafted(assigned, q, counts)  # where all tokens were accepted
         return VerdictLaw(stop, last, alive, emitted)
 
 

@@ -97,7 +97,10 @@ def _checked(
     coins: Coins | None,
     tree: Draft | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Check shapes and values; return target and draft rows divided by their float64 sums."""
+    """Check shapes and values; return target and draft rows divided by their float64 sums.
+
+    ``tree`` is the draft of declared trees, None for chains.
+    """
     q = tensors.as_tensor("target_probs", target)
     if ids.ndim != 2 or q.ndim != 3:
         raise ValueError(
@@ -122,6 +125,7 @@ def _checked(
         raise ValueError(
             f"generator: must be one or one per row ({batch}); got a list of {len(generator)}"
         )
+    # in a tree of depth D up to D + 1 tokens are drawn from rows
     draws = () if tree is None else (max(map(max, tree.depths), default=0) + 1,)
     _check_coins(coins, (batch, width), (batch, *draws))
     _check_ids(ids, q.shape[-1])
@@ -130,8 +134,8 @@ def _checked(
     q = _normalised("target_probs", q, torch.nn.functional.pad(used, (1, 0), value=True))
     if draft is None:
         return q, None
-    p, given_q = tensors.as_tensor("draft_probs", draft), tensors.as_tensor("target_probs", target)
-    tensors.check_pair(given_q, p, ("target_probs", "draft_probs"))
+    p = tensors.as_tensor("draft_probs", draft)
+    tensors.check_pair(q, p, ("target_probs", "draft_probs"))
     shape = (batch, width, q.shape[-1])
     if p.shape != shape:
         raise ValueError(f"draft_probs: shape must be {shape}; got {tuple(p.shape)}")

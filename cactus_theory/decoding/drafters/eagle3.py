@@ -104,9 +104,12 @@ class Eagle3Drafting(SampledDrafting):
         super().__init__(setting, greedy)
         self.features, texts = setting.features, self.texts
         self.layers = head.layers(setting.target_model)
-        of_head = head.core.model.embed_tokens
-        self.embedding = setting.target_model.get_input_embeddings() if head.shares else of_head
+        if head.shares:
+            self.embedding = setting.target_model.get_input_embeddings()
+        else:
+            self.embedding = head.core.model.embed_tokens
         self.fc, self.of_target = prepared(head, _packed), head.of_target
+        # one layer; the K + 1 further slots are a reserve, as drafts end within the capacity
         self.cache = RaggedCache(1, texts.batch, texts.capacity + self.width + 1)
         self.forward = FastForward(head.core, self.cache)
         self.dtype = head.fc.weight.dtype

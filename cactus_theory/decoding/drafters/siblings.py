@@ -122,10 +122,11 @@ def with_siblings(
 
     The first tokens of a row are the path, whose nodes have the rows of ``trunk``. A path's token
     that is also fixed is one node; ids of −1 are skipped. With ``deterministic`` the fixed tokens
-    are declared to the verifier.
+    are declared to the verifier; without, the further tokens are neither sampled nor deterministic.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, fixed_ids in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
+        # token i of the path is number i, so that i − 1 is the parent of all tokens at its place
         path = list(enumerate(ids[:count]))
         nodes = [  # token, parent, sampled, deterministic
             (token, place - 1, drawn, not drawn or (deterministic and token in fixed_ids[place]))
