@@ -93,7 +93,7 @@ class Snapshot(pickle.Pickler):
 class _Copies(pickle.Unpickler):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__(BytesIO(snapshot.state))
-        self.parts, self.made, self.memo = snapshot.parts, dict[int, Any](), dict[int, Any]()
+        self.parts, self.made, self.deep_copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the copy of a part, made at the first call; the part itself if it is shared."""
@@ -102,7 +102,7 @@ class _Copies(pickle.Unpickler):
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))
             self.made[number] = part  # unless it is copied
             if way == "__deepcopy__":
-                self.made[number] = copy.deepcopy(part, self.memo)
+                self.made[number] = copy.deepcopy(part, self.deep_copied)
             elif way in FORKS:
                 self.made[number] = getattr(part, way)()
         return self.made[number]
