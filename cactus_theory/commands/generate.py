@@ -70,9 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Decode, print the text with its counts, nats and seconds; return 0."""
     from cactus_theory.base.tables import print_json
+    from cactus_theory.commands.inputs import given_cuts
     from cactus_theory.commands.models import loaded
-    from cactus_theory.decoding import DecodeOptions
+    from cactus_theory.decoding import DecodeOptions, Ledger
     from cactus_theory.decoding.drafters import Siblings
+    from cactus_theory.decoding.schedule import read_rule
+    from cactus_theory.decoding.truncation import WHOLE
+    from cactus_theory.tuned import TunedSetting
 
     if args.prompts and (args.json or args.stream):
         raise ValueError("--json, --stream: must be given with --prompt; --prompts has JSON lines")
@@ -83,7 +87,24 @@ def run(args: argparse.Namespace) -> int:
     prompts, drafted = given_prompts(args), args.draft is not None and str(args.draft) != "none"
     if not drafted:
         refuse(args, OF_DRAFTS, "must be given with --draft")
-    named, setting = one_policy(args), _setting(args, drafted)
+    named, cuts = one_policy(args), given_cuts(args)
+    if args.tuned is None:
+        usual = defaults.VERIFIER if args.siblings is None else "tree"
+        asked = args.num_draft_tokens
+        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
+        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
+        policy: Any = read_rule(named or defaults.POLICY) if drafted else None
+        setting = TunedSetting(policy, width, args.verifier or usual, temperature, cuts or WHOLE)
+    else:
+        if named is not None:
+            raise ValueError("--policy, --tuned: at most one may be given; got both")
+        refuse(args, ("verifier", "num_draft_tokens", "siblings"), "must not be given with --tuned")
+        setting = ct.load_tuned(args.tuned, trust_code=args.trust_code)
+        _check_tuned(setting, args.tuned, args.temperature, cuts, drafted)
+        if setting.plain:
+            refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
+    if args.cap is not None and not setting.plain:
+        setting = replace(setting, policy=Ledger(setting.policy, args.cap))
     sizes = {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "meter": args.meter == "on"}
     options = DecodeOptions(**setting.keywords, **sizes)
     check.optional_module("transformers", "llm")  # options are checked before models are loaded
@@ -119,35 +140,6 @@ def run(args: argparse.Namespace) -> int:
     for line in _summary(answer, drafter is not None):
         print(line, file=sys.stderr)
     return 0
-
-
-def _setting(args: argparse.Namespace, drafted: bool) -> Any:
-    """Return the TunedSetting of the flags, or of the file of --tuned, with the ledger of --cap."""
-    from cactus_theory.commands.inputs import given_cuts
-    from cactus_theory.decoding import Ledger
-    from cactus_theory.decoding.schedule import read_rule
-    from cactus_theory.decoding.truncation import WHOLE
-    from cactus_theory.tuned import TunedSetting
-
-    named, cuts = one_policy(args), given_cuts(args)
-    if args.tuned is None:
-        usual = defaults.VERIFIER if args.siblings is None else "tree"
-        asked = args.num_draft_tokens
-        width = defaults.NUM_DRAFT_TOKENS if asked is None else asked
-        temperature = defaults.TEMPERATURE if args.temperature is None else args.temperature
-        policy: Any = read_rule(named or defaults.POLICY) if drafted else None
-        setting = TunedSetting(policy, width, args.verifier or usual, temperature, cuts or WHOLE)
-    else:
-        if named is not None:
-            raise ValueError("--policy, --tuned: at most one may be given; got both")
-        refuse(args, ("verifier", "num_draft_tokens", "siblings"), "must not be given with --tuned")
-        setting = ct.load_tuned(args.tuned, trust_code=args.trust_code)
-        _check_tuned(setting, args.tuned, args.temperature, cuts, drafted)
-        if setting.plain:
-            refuse(args, ("cap",), f"{args.tuned} is of plain decoding, exact")
-    if args.cap is not None and not setting.plain:
-        setting = replace(setting, policy=Ledger(setting.policy, args.cap))
-    return setting
 
 
 def _note(text: str) -> None:
