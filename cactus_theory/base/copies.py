@@ -39,7 +39,8 @@ def copied(value: Any) -> Any:
         value = cast(np.ndarray, value)
         return np.frombuffer(value.tobytes(), value.dtype).reshape(value.shape)
     if isinstance(value, tuple | list):
-        kind, parts = cast(Any, type(value)), map(copied, cast(Any, value))
+        items: Any = cast(Any, value)
+        kind, parts = items.__class__, map(copied, items)
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # named tuples take fields
     if is_dataclass(value) and not isinstance(value, type):
         entries = (entry.name for entry in fields(value) if entry.init)

@@ -74,6 +74,17 @@ def test_so_do_boxed_rows_of_nodes(spec: str) -> None:
                     torch.testing.assert_close(law, expected, rtol=0, atol=CLOSE)
 
 
+@pytest.mark.parametrize(("spec", "above"), [("pearson_chi2", 0.05), ("alpha:a=2", 0.1)])
+def test_the_lower_edge_is_known_where_it_is_below_an_ulp_of_the_upper_edge(spec, above) -> None:
+    """1/price is 1e17, so that U is 5e16 or 1e17 above A: A comes from the sum of the row."""
+    q, p = (
+        torch.tensor(row, dtype=torch.float64) for row in ([1e-18, 0.5, 0.5], [0.5, 0.25, 0.25])
+    )
+    h = ct.policy(f"band:price=1e-17,divergence={spec}").target(q, p)
+    rest = (1 - above) / 2
+    torch.testing.assert_close(h, torch.tensor([above, rest, rest], dtype=torch.float64))
+
+
 def test_pearson_at_a_tiny_price_by_hand() -> None:
     """Σ max(p, aq) = 1 over q > 0: a (0.5 + 0.3) = 0.3."""
     q, p = (tensor(*entries) for entries in ROWS[0])

@@ -86,3 +86,12 @@ def test_the_leak_is_split_as_the_draft_splits_it():
     s = ct.optimal_acceptance(q, p, divergence="squared_hellinger", delta=0.4, support="free")
     assert s.target[2] > 0
     torch.testing.assert_close(s.target[3] / s.target[2], torch.tensor(4.0, dtype=torch.float64))
+
+
+def test_the_price_of_a_first_leak_under_total_variation_is_one():
+    """Mass that moves from a token with q > p to one with q = 0 is gained whole."""
+    q = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    p = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
+    spec = {"divergence": "total_variation", "support": "free"}
+    prices = [ct.optimal_acceptance(q, p, delta=delta, **spec).price for delta in (0.0, 1e-6)]
+    torch.testing.assert_close(torch.stack(prices), torch.ones(2, dtype=torch.float64))

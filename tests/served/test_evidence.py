@@ -249,3 +249,14 @@ def test_pairs_of_one_law_have_mean_one_whichever_it_is() -> None:
     assert mean == pytest.approx(1, abs=EXACT)
     ours, controls = np.full((30, 2), 0.5), np.full((30, 2), -0.5)
     assert paired(ours, controls)[-1] > math.log(100) > 0 > paired(controls, ours)[-1]
+
+
+def test_the_slack_lowers_the_evidence_of_every_alternative_token_by_token() -> None:
+    factors, growth = np.full((7, 2), 0.3), np.full(2, 0.1)
+    plain, slack = Evidence(("a", "b")), Evidence(("a", "b"), slack=0.01)
+    for one in (plain, slack):
+        one.add(1, factors, growth)
+    np.testing.assert_allclose(plain.own - slack.own, 7 * 0.01)
+    np.testing.assert_allclose(plain.grown - slack.grown, 7 * 0.01)
+    # the bound on nats is of the factors as they are
+    np.testing.assert_allclose(slack.nats.bound(0.01), plain.nats.bound(0.01), rtol=1e-9)
