@@ -44,7 +44,7 @@ def _knobs(axes: Axes, rows: list[Row]) -> None:
     low, high = axes.get_ylim()
     axes.set(
         xlabel="nats per token",
-        title="The band's price travels, δ does not",
+        title="Prices vary little, Cactus's δ a lot",
         ylim=(low, 12 * high),
     )
     axes.legend(frameon=False, fontsize=7.5, loc="upper left")

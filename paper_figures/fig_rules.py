@@ -36,6 +36,7 @@ def draw(data: Path) -> Figure:
             axes.invert_yaxis()
             if number and not style.narrow():
                 axes.set_yticklabels([])
+    style.headline(figure, "At T = 1 the band makes the tokens of engines' rules for fewer nats")
     _legend(figure)
     return figure
 

@@ -29,6 +29,7 @@ def draw(data: Path) -> Figure:
         levels = sorted({row["level"] for row in batch_rows})
         _by_width(second, batch_rows, levels[len(levels) // 2])
         _relaxing(third, batch_rows)
+    style.headline(figure, "The settings predicted to be fastest are nearly the fastest measured")
     handles: dict[str, Any] = {}
     for axes in panels:
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) | handles
@@ -91,7 +92,7 @@ def _relaxing(axes: Axes, rows: list[Row]) -> None:
     axes.axhline(1, color=style.INK, lw=0.8)
     axes.axhline(plain / lossless, color=style.MUTED, lw=0.9, ls=":")
     style.log_axis(axes.xaxis, levels, "KL, nats per token")
-    axes.set(ylabel="over the best lossless K", title="Relaxing or a better K")
+    axes.set(ylabel="over the best lossless K", title="Against lossless")
 
 
 def _best(rows: list[Row], level: float, family: str, verifier: str | None) -> Any:
