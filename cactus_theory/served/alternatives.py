@@ -212,7 +212,10 @@ def _above(rows: Rows, share: float) -> Law:
 
 
 def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: float = 0) -> Law:
-    """Return the law if the answer's tokens get lower logits; by ``repeated`` the prompt's, too."""
+    """Return the law of an engine that lowers the logits of tokens that already occurred.
+
+    ``repeated`` lowers tokens of the prompt and of the answer, the others those of the answer.
+    """
     scores = rows.logits
     if repeated != 1:
         harder = torch.where(scores > 0, scores / repeated, scores * repeated)
@@ -256,7 +259,7 @@ def _policy(spec: str) -> Callable[[Rows], Law]:
 
 
 def _from_target(rows: Rows) -> Law:
-    """Return the law if the recovered token is drawn from q, not from (q − p)₊."""
+    """Return the law of an engine that draws recovered tokens from q, not from (q − p)₊."""
     q, p = rows.q, rows.p
     assert p is not None
     kept = torch.minimum(q, p)

@@ -116,8 +116,9 @@ class Observation:
             )
 
     def drafted_share(self) -> tuple[Column, Column]:
-        """Return two bounds (K,) on the share that drafts a position, of rounds that go on to it.
+        """Return a lower and an upper bound on the share of rounds that draft a token at a place.
 
+        The share is of the rounds that go on to the place; the bounds are (K,).
         Counters give only the sum of drafted tokens, and drafts may have ended early anywhere.
         """
         if self.shares is not None:
@@ -348,7 +349,7 @@ class _Gaps:
         self._errors(observation, share_before[places])
 
     def _errors(self, observation: Observation, before: Column) -> None:
-        """Set the standard errors of the counts, and the differences in standard errors."""
+        """Set the standard errors of the counts, and each difference as a multiple of its error."""
         count, places = before * observation.rounds, self.places
         # observed = accepted / before, and both were rounded
         rounding_before = np.concatenate([[0.0], observation.rounding[:-1]])[places]

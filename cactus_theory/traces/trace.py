@@ -228,7 +228,11 @@ class Trace:
 
     @cached_property
     def losses(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Return text (B,), ids and :func:`cactus_theory.optimum.regret.losses`, by batch."""
+        """Return a tuple for each batch, as a policy of regret reads it.
+
+        The tuple has the texts (B,), the drafted ids (B, K), the regret of each drafted token, and
+        whether the token is the first argmax of its row.
+        """
         found = []
         for batch in self.batches(ENTRIES):
             ids = batch.draft_token_ids
@@ -252,7 +256,7 @@ class Trace:
         return target, draft
 
     def _check_drafted(self, lengths: set[int]) -> None:
-        """Raise ValueError if all cycles drafted equally many tokens, fewer than the K written."""
+        """Raise ValueError if all cycles drafted equally many tokens, but not the manifest's K."""
         longest, enough = max(lengths, default=0), len(self) >= ENOUGH_CYCLES
         if enough and lengths == {longest} and 0 < longest < self.num_draft_tokens:
             raise ValueError(

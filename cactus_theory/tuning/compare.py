@@ -129,7 +129,7 @@ class Comparison:
 
 
 def _cell(line: Line, key: str, form: str, sign: str) -> str:
-    """Return a line's value in the format ``form``, with the standard error if that ends in ±."""
+    """Return a line's value as text; a ``form`` that ends in ± adds the standard error."""
     value, error = line[key], line.get(f"{key}_se")
     if value is None:
         return "–"
@@ -364,7 +364,7 @@ class _Table:
         return line | columns
 
     def _pooled_share(self, means: RowMeans) -> float | None:
-        """Return the acceptance over the best that one price on all rows reaches for the nats."""
+        """Return the acceptance over that of the band at one price for all rows, at equal nats."""
         spent = max(means.divergence.value, 0.0)
         if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
             return None

@@ -95,9 +95,10 @@ class Tuned:
     plain : tokens per unit of time without a draft.
     choices : every family and K within the level, fastest (by ``chosen_by``) first.
     halves : the numbers of the texts in each half.
-    over : by policy without a choice, the least divergence per token of a setting that was tried.
+    over : for each policy without a setting within the level, the least divergence per token that
+        was reached.
     surprise : most surprise per token, in nats; None if not limited.
-    surprised : by policy whose surprise is too large for a choice, its least surprise per token.
+    surprised : for each policy without a setting within ``surprise``, its least surprise per token.
     source : the trace's cycles, texts and models, and the families and K that were tried.
     ends : how likely an end of text is under the best setting, relative to the target; None without
         a lossy best setting, or if the trace has no ends or is not of a lossless decode.
