@@ -3,8 +3,9 @@ r"""Bounds on the probability of events of an answer, and on its mean KL (THEORY
 Let q be the law of the target's answers to a prompt, after temperature and truncation, and h the
 law of the decoded answers. If :math:`\mathrm{KL}(h‖q) ≤ C` nats, then for every event E of the
 answer (it is right, its tests pass, it refuses) :math:`\mathrm{kl}_2(h(E) ‖ q(E)) ≤ C`, where
-:math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. A ledger's hard cap on the nats
-charged to an answer is such a C. Meters of other divergences bound nothing here.
+:math:`\mathrm{kl}_2(s‖r) = s\ln(s/r) + (1-s)\ln((1-s)/(1-r))`. The cap of a ledger
+(:class:`cactus_theory.decoding.Ledger`) on the nats charged to an answer is such a C. Meters of
+other divergences bound nothing here.
 
 A ledger keeps every answer within C nats, so that readings of its meter lie in [0, C]. If prompts
 are drawn independently, the mean over all prompts has an upper bound after each reading, and all of
@@ -262,9 +263,9 @@ def _kl_term(mass: float, change: float) -> float:
 def most_variation(cap: float) -> float:
     r"""Return the largest total variation at a KL of ``cap`` nats, over all pairs of laws.
 
-    With the t > 0 at which :math:`\ln(t/\sinh t) + t\coth t − t²/\sinh² t` is the cap, this is
-    :math:`t(1 − (\coth t − 1/t)²)/2` (Fedotov, Harremoës & Topsøe 2003). Two outcomes reach this
-    value, which lies below both :math:`\sqrt{C/2}` and :math:`\sqrt{1 − e^{−C}}`.
+    Let t > 0 be such that :math:`\ln(t/\sinh t) + t\coth t − t²/\sinh² t` is the cap C. Then the
+    result is :math:`t(1 − (\coth t − 1/t)²)/2` (Fedotov, Harremoës & Topsøe 2003). Laws of two
+    outcomes reach this value; it is below :math:`\sqrt{C/2}` and :math:`\sqrt{1 − e^{−C}}`.
     """
     if cap < LITTLE:
         return math.sqrt(cap / 2)

@@ -1,9 +1,10 @@
 """The command line ``cactus-theory``; its subcommands are in :mod:`cactus_theory.commands`.
 
-Exit codes: 0 done; 1 a property is broken (``check``), an engine is off (``served``), no lossy
-policy spends so little (``tune``), or one does not spend what was asked (``compare``); 2 bad input,
-in one line on stderr; 3 a rule did not answer in time (``check``), or there are too few texts or
-tokens to say anything (``expect``, ``tune``, ``served``); 130 interrupted, in one line on stderr.
+Exit codes: 0 done; 1 a property is broken (``check``), an engine's tokens do not have the claimed
+law (``served``), every lossy policy exceeds the budget (``tune``), or some policy has no knob that
+gives what was asked (``compare``); 2 bad input, in one line on stderr; 3 a rule did not answer in
+time (``check``), or there are too few texts or tokens to say anything (``expect``, ``tune``,
+``served``); 130 interrupted, in one line on stderr.
 
 The chosen command alone is imported, so that ``--help`` takes no time to load torch.
 """

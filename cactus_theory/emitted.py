@@ -41,7 +41,7 @@ def emitted_law(
     The law is computed in float64 and returned as rows (..., V) in the input's kind. Input rows may
     be float64, float32, float16 or bfloat16 and are divided by their sums. The work for a row is
     O(V log V) for per-proposal policies, O(V) if the residual is shared, O(V²) for any other
-    policy. A few rows are computed at a time, on one thread: beyond rows and laws the function
+    policy. A few rows are computed at a time, on one thread: beside rows and laws the function
     takes at most 100 MB, whatever the batch.
 
     A deterministic draft (greedy, n-gram) has no rows. Give ``draft_probs=None`` and
@@ -127,8 +127,8 @@ def audit(
     within : (...) bool, whether the declared budget held; None without a budget.
     spent : (...), the divergence that the budget bounds; None without a budget. By the budget's
         scope it is that of the emitted law, or the largest over proposals with p > 0. A policy that
-        is not ``PerProposal`` has no proposals: for each token the least divergence of a row that
-        accepts the token so often is taken.
+        is not ``PerProposal`` has no proposals: for each token the least divergence is taken of a
+        row that accepts the token as often as the policy does.
     bounds : the bounded divergence in words, as ``check`` prints it; None without a budget.
     over_share : (...), probability (over drafts) of a proposal over its budget; None for
         policies without a per-proposal budget.
@@ -192,7 +192,7 @@ def _measured(
 
 
 def directions(law: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return entropy, surprise and agreement of emitted laws h (..., V): where the nats go.
+    """Return entropy, surprise and agreement of emitted laws h (..., V): how h departs from q.
 
     The entropy is that of h, in nats. The surprise Σ h (−ln q) − H(q), in nats, says how much lower
     the mean ln q of emitted tokens is than that of the target's tokens; it is ∞ where h emits
@@ -242,14 +242,18 @@ def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | 
 
 
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
-    """Return D(h⁽ⁿ⁾‖q) of the proposal of every token n, (..., V); see :func:`raised_to`."""
+    """Return, for every token n, D from q of the row that n is verified against, (..., V).
+
+    :func:`raised_to` says which row this is.
+    """
     return raised_alone(kind, raised_to(policy, q, p * policy.acceptance_row(q, p)), q)
 
 
 def raised_to(policy: Policy, q: Tensor, accepted: Tensor) -> Tensor:
     """Return h_n of the row that each token n is verified against, from ``accepted`` = p φ.
 
-    For per-proposal policies h_n is γ, for all others the least h_n ≥ q_n that accepts n so often.
+    For per-proposal policies h_n is the policy's ``gamma``. For others it is the least h_n ≥ q_n
+    that accepts n as often as the policy does.
     """
     least = torch.maximum(accepted, q)
     return torch.maximum(policy.gamma(q), least) if isinstance(policy, PerProposal) else least
@@ -258,7 +262,7 @@ def raised_to(policy: Policy, q: Tensor, accepted: Tensor) -> Tensor:
 def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
     """Return D(h‖q) of the cheapest row with a given h_n: q scaled at all other tokens.
 
-    Scaled tokens have one ratio h/q, so they count as one token: two tokens, n and the rest.
+    All tokens but n have one ratio h/q, so they count as one token, and the row has two.
     """
     rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
     return kind.value(*rows)

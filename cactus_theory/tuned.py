@@ -83,7 +83,7 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     Returns
     -------
     policy, verifier, num_draft_tokens : None, None and 0 if plain decoding was faster.
-    temperature : the temperature at which the setting was tuned; 1 if the rows have none known.
+    temperature : the temperature at which the setting was tuned; 1 if the file names none.
     level : the budget per emitted token that was tuned for, in the unit of ``divergence``.
     divergence : the divergence that the meter adds up.
     weights : dtype and texts that identify the two models, if known.

@@ -30,7 +30,7 @@ with importing(COMMAND):
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The result of a row without an answer: the reason."""
+    """The result of a row that has no answer, with the reason."""
 
     error: str
 

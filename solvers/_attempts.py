@@ -1,7 +1,8 @@
-"""Check the arguments of programs, solve them, and accept only answers that dual values prove.
+"""Check arguments of convex programs, solve them, and accept only answers proven optimal.
 
 All programs share the loop of :class:`Attempted`: solvers are tried in turn until an answer passes
-the program's check. Each solver's variables are scaled by the answer of the solver before.
+the program's check against a bound from dual values. Each solver's variables are scaled by the
+answer of the previous solver.
 """
 
 import math

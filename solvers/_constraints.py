@@ -24,14 +24,15 @@ TIGHT = 1e-4
 class Constraint:
     """A named constraint on the row h that is designed.
 
-    A subclass has these methods, of which the last three need a solved program and take h (m,) on
-    the tokens with q > 0:
+    A subclass has these methods, of which the last three are called once the program is solved.
+    h (m,) is the row on the tokens with q > 0:
 
     * ``build(row, inside)`` returns the cvxpy constraints on a row; ``inside`` (V,) marks the
       tokens with q > 0. ``placed`` returns a copy of the constraint with ``constraints`` built.
     * ``slack(h)`` is the least distance to the limit; negative if the constraint is broken.
-    * ``price(h)`` is the dual value, in acceptance per unit of room; 0 unless h is at the limit, as
-      the solver's dual is else noise, which the division by a small scale enlarges.
+    * ``price(h)`` is the dual value, the acceptance gained per unit by which the limit is relaxed.
+      It is 0 unless h is at the limit: elsewhere the solver's dual value is noise, which the
+      division by a small scale enlarges.
     * ``charge(lagrangian)`` adds the constraint to a :class:`Lagrangian`, which bounds the optimum.
     """
 
@@ -116,7 +117,7 @@ class LimitConstraint(Constraint):
 
 @dataclass
 class ExpectationConstraint(Constraint):
-    """The constraint Σ c h ≤ limit, divided by the largest |c|."""
+    """The constraint Σ c h ≤ limit with c = ``values``, both sides divided by the largest |c|."""
 
     values: np.ndarray
     limit: float

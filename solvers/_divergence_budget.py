@@ -1,8 +1,8 @@
 r"""Write the budget D(h‖q) ≤ δ as cvxpy constraints, in variables that are all of order one.
 
-The usual constraint is left side ≤ right side, with Σ q f(h/q) + f′(∞) z on the left, f the
-generator of the divergence, and the generator's budget on the right. A divergence class may instead
-register its own constraint by :func:`budget_of`, or its own left side by :func:`left_side_of`.
+The usual constraint is Σ q f(h/q) + f′(∞) z ≤ the generator's budget, where f is the generator of D
+and z the mass of h on tokens with q = 0. A divergence class may register another constraint by
+:func:`budget_of`, or another form of the left side by :func:`left_side_of`.
 """
 
 import math
@@ -51,7 +51,8 @@ class Budget:
     The Lagrange dual needs the multiplier λ of the bound on ``Σ q f(h/q)`` and the multiplier μ of
     ``Σh = 1``. If the constraint is written in another form, λ is ``multiplier`` times the
     constraint's dual value, and μ gains ``tilt`` times λ, as the forms differ by a multiple of Σh.
-    The price dA/dδ is ``weight`` times the dual value, summed over tokens for an array.
+    The price dA/dδ, A being the acceptance, is ``weight`` times the dual value. If ``weight`` is an
+    array by token, the products are summed.
     """
 
     constraints: list[Any]
@@ -128,7 +129,7 @@ def power_weights(row: Scaled, a: float) -> np.ndarray:
 
 @budget_of(Renyi)
 def _renyi_budget(row: Scaled, kind: Renyi, delta: float) -> Budget:
-    r"""Return the power-sum form Σ h^a q^{1−a} ≤ R (a > 1) or ≥ R (a < 1), R = e^{(a−1)δ}.
+    r"""Return the budget D ≤ δ as Σ h^a q^{1−a} ≤ R (a > 1) or ≥ R (a < 1), with R = e^{(a−1)δ}.
 
     For a > 1 both sides are divided by R. Mass z on q = 0 appears in no term of the sum.
     """

@@ -12,21 +12,22 @@ For any λ ≥ 0 and ν ≥ 0 (any sign for equations), the optimum is at most
    [\min(c_i, h) − Σ_k λ_k q_i f_k(h/q_i) − (Aᵀν)_i h]
 
 where each supremum is over a concave function of one number. With one smooth f the supremum is at
-h/q = clip(c/q, f′⁻¹(−Aᵀν/λ), f′⁻¹((1 − Aᵀν)/λ)), kept inside the box. The cap c is the draft row
+h/q = clip(c/q, f′⁻¹(−Aᵀν/λ), f′⁻¹((1 − Aᵀν)/λ)), kept between l and u. The cap c is the draft row
 in the optimal program and a one-hot row in the per-proposal program. The closed forms under test
 (bands, sorts, roots) are not used, so the proof is independent of them.
 
-The block program has a bound of the same kind. Let α ≥ 0 be a multiplier of t ≤ g for every node u
-and token x, and ν the price of divergence. From the leaves (C = 0) to the root, weak duality gives
+The block program (:mod:`solvers.block`) has a bound of the same kind. Let α(u, x) ≥ 0 be a
+multiplier of t(ux) ≤ g(u, x) for every node u and token x, and ν the price of divergence. From the
+leaves (C = 0) to the root, weak duality gives
 
 .. math:: C(u) = \max_h Σ_x α(u, x) h_x − ν D(h\|q_u), \qquad
    β(u, x) = (1 + C(ux) − α(u, x))_+ , \qquad
    \text{value} \le 1 + C(root) + Σ_{u,x} p(ux) β(u, x)
 
-where p(ux) is the probability of drafting ux. α h is the worth of the mass given to tokens, and β
-is the part of a prefix's worth 1 + C that α does not pay, which is collected with probability at
-most p(ux). α may come from a solver or anywhere else: a wrong α loosens the bound but does not
-make it false. C in turn is bounded from above by its dual at any level λ,
+where p(ux) is the probability of drafting ux. To accept x after u gains 1 + C(ux): the token x, and
+what follows. The reward α h counts a part of this gain, and β is the rest, which is collected with
+probability at most p(ux). α may come from a solver or anywhere else: a wrong α loosens the bound
+but does not make it false. C in turn is bounded from above by its dual at any number λ,
 :math:`λ + ν Σ_x q_x f^*((α_x − λ)/ν)`, so that no root has to be exact.
 
 The bound for a budget follows from the bound B at a price. If tokens − νD ≤ B for every verifier,
@@ -185,7 +186,7 @@ def lagrange_bound(
 
 
 def conjugate(f: FDivergence, slope: Tensor) -> Tensor:
-    """Return f*(y) = sup over r ≥ 0 of r y − f(r)."""
+    """Return the convex conjugate f*(y) = sup over r ≥ 0 of r y − f(r), at y = ``slope``."""
     ratio = f.ratio_at(slope)
     safe = torch.where((ratio > 0) & (ratio < torch.inf), ratio, 1.0)
     value = torch.where(ratio > 0, safe * slope - f.f(safe), -f.at_zero)
@@ -193,7 +194,7 @@ def conjugate(f: FDivergence, slope: Tensor) -> Tensor:
 
 
 def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.ndarray:
-    """Return C = max over h of Σ α h − ν D(h‖q), for rows (..., V).
+    """Return C = max over rows h of Σ α h − ν D(h‖q), with ν = ``price``; α and q are (..., V).
 
     The result is an upper bound on C that exceeds C by no more than rounding.
     """
@@ -220,7 +221,7 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
 def _level(
     rewards: Tensor, q: Tensor, f: FDivergence, price: float, least: Tensor, top: Tensor
 ) -> Tensor:
-    """Return the level λ where Σ q f′⁻¹((α − λ)/ν) falls to 1, by halving; the upper end."""
+    """Return λ with Σ q f′⁻¹((α − λ)/ν) = 1, α the rewards, ν the price; rounded upwards."""
 
     def heavy(level: Tensor) -> Tensor:
         ratio = f.ratio_at((rewards - level[..., None]) / price)
@@ -246,13 +247,13 @@ def price_bound(
     ----------
     tree : the rows by prefix.
     alpha : (nodes, V), multipliers of t ≤ g. They are clipped to [0, unit + C(ux) − ends], where
-        C(ux) is the worth of the prefix ux; entries with q = 0 are not read, as no such token is
-        emitted.
+        C(ux) is the value of what follows the prefix ux; entries with q = 0 are not read, as no
+        such token is emitted.
     f : the divergence.
     price : ν, tokens per unit of divergence.
-    unit : worth of an emitted token.
-    ends : (nodes, V), additional worth of ending a round with each recovered token.
-    after : (V^K,), additional worth of a bonus token after each fully accepted path.
+    unit : value of an emitted token.
+    ends : (nodes, V), additional value of ending a round with each recovered token.
+    after : (V^K,), additional value of a bonus token after each fully accepted path.
     """
     # The module's formula if an emitted token earns w = ``unit`` instead of 1, a recovered token
     # e = ``ends`` more, and a bonus token ``after`` more:
@@ -279,8 +280,8 @@ def price_bound(
 def lossless_multipliers(tree: PathTree, alive: np.ndarray) -> np.ndarray:
     """Return multipliers α (nodes, V) that prove lossless block verification optimal for h = q.
 
-    While the prefix is not accepted for certain (``alive`` < 1), more mass on a token is worth the
-    tokens that follow; otherwise more mass is worth nothing.
+    If x may be drafted after u and the prefix ux is not accepted for certain (``alive`` < 1), more
+    mass on x gains the token x and the tokens that follow. Elsewhere more mass gains nothing.
     """
     alpha, below = np.zeros_like(tree.target), np.zeros(tree.vocabulary**tree.depth)
     for level in reversed(tree.levels):

@@ -1,13 +1,14 @@
-r"""Write P f(c w/P) for cvxpy, in one form for each divergence class; all programs use this table.
+r"""Write the terms P f(c w/P) of a divergence for cvxpy, in one form for each divergence class.
 
 A row is h = s∘w on the tokens with q > 0, plus a total mass z on the tokens with q = 0 (z is 0
 unless the program allows such mass and f′(∞) < ∞). The solver's variable is w, whose entries are
-near one if s is near h; with h itself as the variable, solvers fail at a thousand tokens.
+near one if the fixed scale s is near h; with h itself as the variable, solvers fail at a thousand
+tokens.
 
-A block's program pays :math:`Σ q P f(g/(qP))` at every node, where P is a variable, too: the
-perspective of :math:`q f`, which is jointly convex. With g = s∘w and c = s/q, each token's term is
-q times P f(c w/P), computed below for all tokens of all nodes at once. The other programs have one
-row and P = 1, where cvxpy's own atoms give the same cones with one variable less.
+A block's program pays :math:`Σ q P f(g/(qP))` at every node, where the alive ratio P is a variable,
+too: the perspective of :math:`q f`, which is jointly convex. With g = s∘w and c = s/q, each token's
+term is q times P f(c w/P), computed below for all tokens of all nodes at once. The other programs
+have one row and P = 1, where cvxpy's own atoms give the same cones with one variable less.
 
 The forms follow from the generators in :mod:`cactus_theory.divergences`. The solvers accept a new
 divergence only with a form, which any imported file may register by :func:`perspective_of`.
@@ -122,7 +123,7 @@ class Terms:
         return root
 
     def power(self, a: float) -> Any:
-        """Return a bound on w^a P^(1−a) that is equal at the optimum.
+        """Return an expression that bounds w^a P^(1−a), with equality at the optimum.
 
         The bound is from above for a < 0 or a > 1 (a convex power), from below for 0 < a < 1.
         """

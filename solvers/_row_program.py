@@ -102,7 +102,8 @@ class RowProgram(Attempted[Answer]):
     def attempt(self, scale: np.ndarray, solver: Solver) -> Answer | None:
         """Return one solver's answer.
 
-        With several positions and a loose bound, solve twice and return the smaller gap's answer.
+        If several rows share the budget and the gap to the bound is large, solve again at the scale
+        of the first answer, and return the answer with the smaller gap.
         """
         first = self._once(scale, solver)
         if first is None or self.position is None or abs(first.gap) <= SHARP * first.price:
@@ -113,7 +114,7 @@ class RowProgram(Attempted[Answer]):
         return min(first, second, key=lambda answer: abs(answer.gap))
 
     def _once(self, scale: np.ndarray, solver: Solver) -> Answer | None:
-        """Return one solver's answer, with rows divided by their sums, or None without one."""
+        """Return one solver's answer, with rows divided by their sums; None without an answer."""
         cp = cvxpy()
         z: Any = 0.0 if self.zero_cap is None else cp.Variable(nonneg=True)
         row = Scaled(self.q, scale, cp.Variable(len(scale), nonneg=True), z)
@@ -140,7 +141,7 @@ class RowProgram(Attempted[Answer]):
         return np.zeros(len(self.q), dtype=int) if self.position is None else self.position
 
     def _kept(self, row: Scaled) -> Any:
-        """Return Σ min(c, h), which is simply h_n for one row and a one-hot c."""
+        """Return Σ min(c, h) for cvxpy, which is h_n for one row and a cap c one-hot at n."""
         certain = np.flatnonzero(self.cap >= 1)
         if len(certain) and self.position is None:
             return row.s[certain] @ row.w[certain]
@@ -154,7 +155,7 @@ class RowProgram(Attempted[Answer]):
         price: float,
         labels: tuple[str, str],
     ) -> Answer:
-        """Return the answer of a row, with the bound at the multipliers λ and μ of Σh = 1."""
+        """Return the answer h, z with its bound at the multipliers λ (budget) and μ (Σh = 1)."""
         value = float(np.minimum(self.cap, h).sum()) + min(self.zero_cap or 0.0, z)
         bound = lagrange_bound(
             self.kind,

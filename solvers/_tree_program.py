@@ -1,8 +1,9 @@
 """Build programs on trees of drafted paths: variables, constraints of every verifier, and checks.
 
-Used by :mod:`solvers.block` and :mod:`solvers.decode`. A program has variables of order one, only
-for the part of a tree that can be reached: w with g = p(u) s∘w at every node u, and the alive ratio
-P = t/p of every child that can be drafted. In these variables t ≤ g becomes (p/s) P ≤ w, t ≤ p(ux)
+Used by :mod:`solvers.block`, which defines g, t and p, and by :mod:`solvers.decode`. A program has
+variables of order one, only for the part of a tree that can be reached: w with g = p(u) s∘w at
+every node u, where s is a fixed scale, and the alive ratio P = t/p of every child that can be
+drafted. In these variables t ≤ g becomes (p/s) P ≤ w, t ≤ p(ux)
 becomes P ≤ 1, Σ g = t becomes s·w = P, and a node pays p(u) Σ q P f(s w/(qP)).
 """
 
@@ -88,7 +89,7 @@ class Layout:
         return rows
 
     def normalised(self, raw: np.ndarray) -> np.ndarray:
-        """Return g (m,) as rows (S, nodes, V) that sum to 1; q where a node has no mass."""
+        """Return ``raw`` (m,) as rows (S, nodes, V) divided by their sums; q where a sum is 0."""
         rows = self.spread(np.maximum(raw, 0.0))
         mass = rows.sum(-1, keepdims=True)
         return np.where(mass > 0, rows / np.where(mass > 0, mass, 1.0), self.target)
@@ -98,8 +99,8 @@ class Flow:
     """The constraints that every verifier satisfies, in scaled variables, on S trees.
 
     ``rounds`` (S,) is how often a round begins at each tree. ``alive`` (m,) is P at each entry's
-    node times ``rounds``, and ``accepted`` (n,) the same at each child. ``tokens`` is the number of
-    emitted tokens. The first of ``limits`` is t ≤ g.
+    node times ``rounds``, and ``accepted`` (n,) is this product at each child. ``tokens``
+    is the number of emitted tokens. The first of ``limits`` is t ≤ g.
     """
 
     def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:

@@ -39,8 +39,8 @@ PRICE, PER_TOKEN = "price", "per_token"
 class BlockProgram:
     """The solution of the block program, with rows and prefixes in the tree's order.
 
-    ``price`` is the ν at which the price form has the same optimum: ∞ if nothing may be spent, 0 if
-    every token that can be accepted is accepted.
+    ``price`` is the given price, or the ν at which maximising tokens − ν·divergence has the same
+    optimum as the budget: ∞ if nothing may be spent, 0 if all tokens with q > 0 are accepted.
     """
 
     tokens: float  # per target call, the recovered or bonus token included
@@ -81,7 +81,7 @@ def solve(
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     price : ν ≥ 0, tokens given up for a unit of divergence; ∞ is lossless.
     per_token : budget κ ≥ 0 on the metered divergence per emitted token (linear in t as well).
-        Exactly one of the two.
+        Exactly one of ``price`` and ``per_token`` must be given.
 
     Raises
     ------
@@ -149,7 +149,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of a solver: h and α (nodes, V), the exact result of h, ν, the bound, labels."""
+    """An answer of a solver: h and α (nodes, V), the exact result of verifying towards h, proof."""
 
     target: np.ndarray
     alpha: np.ndarray
@@ -207,8 +207,8 @@ class Program(TreeProgram[Answer]):
     def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
         """Return the answer, with α (nodes, V) and ν converted to the price form.
 
-        A budget per token also has the tokens on its right side. So with the budget's multiplier y
-        a token counts 1 + yκ in the Lagrangian, by which α and y are divided.
+        The right side of a budget is κ times the tokens. So with the budget's multiplier y a token
+        counts 1 + yκ in the Lagrangian; α and y are divided by this number.
         """
         # ``more`` is the constraint of a budget, and empty at a price
         price = max(0.0, float(np.sum(more[0].dual_value))) if more else self.goal.amount
@@ -263,7 +263,8 @@ def _known(tree: PathTree, rows: np.ndarray, f: FDivergence, price: float) -> An
 def accepting_rows(tree: PathTree) -> np.ndarray:
     """Return the rows (nodes, V) nearest to q that accept every drafted token with q > 0.
 
-    h = max(p, a q), with mass 1, has the least divergence of all rows with h ≥ p where q > 0.
+    h = max(p, a q), where a makes the sum 1, has the least divergence of all rows with h ≥ p where
+    q > 0.
     """
     q, p = tree.target, np.where(tree.target > 0, tree.draft, 0.0)
     ends = np.zeros((len(q), 1)), np.ones((len(q), 1))

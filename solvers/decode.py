@@ -10,13 +10,13 @@ for two Markov models, whose rows depend only on the state s of the text, the la
 often a round begins in state s, and each state has the block program (:mod:`solvers.block`) of K
 drafted tokens, scaled by μ_s. Every verifier of a long text whose bonus tokens come from the target
 satisfies these constraints on average, even if it plans from round to round. Verifying each block
-towards h = g/t attains the optimum if rounds lead to one closed set of states. So the value is a
-ceiling on tokens per target call at κ of metered divergence per emitted token. The proof is the
-dual: let π_s be any potential of beginning a round in s, and ν ≥ 0 any price of divergence. Let
-B_s be the bound of the block program in which an emitted token earns 1 + νκ, a unit of divergence
-costs ν, and ending in s' earns π_{s'}. A round from s is then worth at most B_s. In a long text
-rounds end in s as often as they begin there, so the potentials cancel, and the tokens per target
-call are at most :math:`\max_s (B_s − π_s)`. Source: THEORY.md, Theorem 20.
+towards h = g/t attains the optimum if all rounds lead into one closed set of states. So the value
+is a ceiling on tokens per target call at κ of metered divergence per emitted token. The proof is
+the dual: let π_s be any number for each state s, and ν ≥ 0 any price of divergence. Let B_s be the
+bound of the block program in which an emitted token earns 1 + νκ, a unit of divergence costs ν, and
+ending in s' earns π_{s'}. A round from s then earns at most B_s. In a long text rounds end in s as
+often as they begin there, so the numbers π cancel, and the tokens per target call are at most
+:math:`\max_s (B_s − π_s)`. Source: THEORY.md, Theorem 20.
 """
 
 import math

@@ -10,8 +10,8 @@ r"""Design a row h that maximises acceptance under constraints that you choose.
 0.3
 
 A design may have any number of divergence budgets, protected tokens, floors, caps on the ratio h/q
-and expectations. Every answer comes with a proof: the row must meet every constraint within 1e-7,
-and its acceptance an upper bound from the solver's multipliers within 1e-6.
+and expectations. Every answer is proven: the row must meet every constraint within 1e-7, and its
+acceptance must be within 1e-6 of an upper bound from the solver's multipliers.
 A row of 20,000 tokens takes 20 seconds.
 """
 
@@ -49,7 +49,7 @@ Tokens = int | Iterable[int]
 class Infeasible(ValueError):
     """No row meets all constraints; ``constraints`` names constraints in conflict.
 
-    Without any one of these constraints, the others can be met.
+    If any one of these constraints is dropped, the others can be met.
     """
 
     def __init__(self, constraints: Sequence[str]) -> None:
@@ -61,9 +61,10 @@ class Infeasible(ValueError):
 class DesignedRow:
     """The solution of a design: the row h, its acceptance, slacks and duals, and the proof.
 
-    ``duals`` has for each constraint the acceptance that one unit of room buys: a higher budget,
-    cap or ``at_most``, or a lower floor or ``at_least``. Duals of limits on tokens are by token, in
-    units of probability. A dual is 0 if the row is further than 1e-4 (relative) from the limit.
+    ``duals`` has for each constraint the acceptance gained per unit by which it is relaxed: per
+    unit of a higher budget or ``at_most``, or of a lower ``at_least``. Limits on tokens (caps,
+    floors) have a dual for each token, per unit of its probability. A dual is 0 if the row is
+    further than 1e-4 (relative) from the limit.
     """
 
     target: np.ndarray  # (V,) float64, the row h to verify against instead of q
@@ -299,7 +300,7 @@ class Program(Attempted[Attempt]):
         return np.maximum(guess, SMALLEST_SCALE * q)
 
     def conflict(self) -> list[str]:
-        """Return constraints in conflict; without any one of them, the others can be met.
+        """Return names of constraints in conflict: if any one is dropped, the others can be met.
 
         Each constraint in turn is dropped if the remaining ones are infeasible without it.
         """
@@ -316,7 +317,7 @@ class Program(Attempted[Attempt]):
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
-    """Return the row moved exactly inside its limits; it sums to 1 if POLISHING rounds suffice."""
+    """Return the row ``raw`` moved inside its limits, with sum 1 if POLISHING rounds suffice."""
     box = Lagrangian.of(q, q)  # only its ``low`` and ``high`` are used here
     for constraint in constraints.values():
         if isinstance(constraint, LimitConstraint):

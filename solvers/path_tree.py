@@ -30,7 +30,7 @@ class PathTree:
 
     The rows q and p are in breadth-first order, float64 and divided by their sums; the number of
     nodes is 1 + V + … + V^(K−1). Raises ValueError or TypeError unless both are rows of
-    probabilities of one shape and dtype, make a whole tree, and are at most 5,000.
+    probabilities of one shape and dtype, and their number is that of a whole tree, at most 5,000.
     """
 
     target: np.ndarray

@@ -1,4 +1,4 @@
-"""Check arguments: numbers, names, texts. Messages name argument, allowed values and value given.
+"""Check arguments: numbers, names, texts. Errors have the argument, the rule and the value given.
 
 Rows and tensors are checked in :mod:`cactus_theory.base.tensors`: nothing here imports torch.
 """
@@ -14,7 +14,7 @@ MOST_WHOLE = 2**63 - 1
 
 
 def as_number(name: str, value: Any) -> float:
-    """Return a number, or the text of one, as a float."""
+    """Return ``value``, a number or a number's text, as a float."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -24,7 +24,7 @@ def as_number(name: str, value: Any) -> float:
 def number(
     name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False
 ) -> float:
-    """Return ``value`` as a float inside [low, high] (or (low, high])."""
+    """Return ``value`` as a float inside [low, high], or inside (low, high] if ``open_low``."""
     result = as_number(name, value)
     inside = low < result <= high if open_low else low <= result <= high
     if not inside:  # NaN lands here too
@@ -60,7 +60,7 @@ def whole_number(name: str, value: Any, low: int) -> int:
 
 
 def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
-    """Return a number, or the text of one, as an int of at least ``low``; ValueError for a bool."""
+    """Return a number, or a number's text, as an int of at least ``low``; ValueError for a bool."""
     if isinstance(value, int) and abs(value) > MOST_WHOLE:
         raise ValueError(f"{name}: must be below 2^63; got one of {value.bit_length()} bits")
     try:
@@ -77,7 +77,7 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
 
 
 def threads(value: Any) -> int:
-    """Return a number of threads from 1 to 1024; with some millions OpenMP ends the process."""
+    """Return ``value`` as a number of threads, 1 to 1024; with millions OpenMP ends the process."""
     number("threads", value, 1, 1024)
     return as_whole_number("threads", value)
 

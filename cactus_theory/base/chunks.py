@@ -16,10 +16,10 @@ from cactus_theory.base.tensors import AT_ONCE, from_numpy, normalised
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-    """Yield slices of rows, and float64 rows (R, V) divided by their sums, of batches (..., V).
+    """Split batches (..., V): yield slices, and their rows in float64, divided by their sums.
 
     All batches have one shape, and rows are numbered in the order of this shape. A batch without
-    rows is one part. All rows on a GPU are one part, too, as the GPU's allocator keeps memory.
+    rows is one part. All rows on a GPU are one part, too, as its allocator keeps freed memory.
     """
     *batch, vocab = batches[0].shape
     count = math.prod(batch)
@@ -30,7 +30,7 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
 
 
 def parts_of(rows: Tensor) -> Iterator[slice]:
-    """Yield slices of (R, V) of at most AT_ONCE entries each, on any device; none without rows."""
+    """Yield slices of rows (R, V): at most AT_ONCE entries each, or one row; none without rows."""
     count, vocab = rows.shape
     step = max(1, AT_ONCE // vocab)
     for start in range(0, count, step):

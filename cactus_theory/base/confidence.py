@@ -1,4 +1,4 @@
-"""A lower bound on a mean that holds at all times at once, however often a log is read."""
+"""A lower bound on a mean that stays valid however often a growing log is read."""
 
 import math
 from dataclasses import dataclass
@@ -25,19 +25,20 @@ def log_mean(logs: Float[np.ndarray, "*some M"]) -> Any:
 
 @dataclass
 class LowerMean:
-    r"""A lower bound on the mean of conditional means, valid at all times at once.
+    r"""A lower bound on the mean of the numbers of a growing log, valid at all times at once.
 
-    Numbers x must be at least −``below``. Each x is predicted by the mean x̂ of the numbers before
-    it, cut off at ``most``. In units of ``below + most`` x − x̂ ≥ −1, so that for 0 ≤ λ < 1 the
+    More exactly, on the mean of each number's mean given the numbers before it. Numbers x must be
+    at least −``below``. Each x is predicted by the mean x̂ of the numbers before it, cut off at
+    ``most``. In units of ``below + most`` x − x̂ ≥ −1, so that for 0 ≤ λ < 1 the
     product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a supermartingale, with μ the
     mean of x given the numbers before it (Fan, Grama & Liu 2015; Howard et al. 2021). So is the
     average of these products over RATES, and Ville's inequality turns it into the bound.
 
     Attributes
     ----------
-    below, most, start : numbers are ≥ −below; ``most`` is the largest prediction, ``start`` the
-        first, which further predictions count as one more number.
-    count, total, squares : of the numbers so far: their number, their sum, and Σ (x − x̂)².
+    below, most, start : numbers are ≥ −below; ``most`` is the largest prediction; ``start`` is the
+        first prediction, which later predictions count as one more number.
+    count, total, squares : how many numbers were added, their sum, and Σ (x − x̂)².
     """
 
     below: float

@@ -1,4 +1,4 @@
-"""Give rules and policies from outside the package copies of rows, and check their answers."""
+"""Give copies of rows to policies from outside the package, and check the rows they return."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def called(policy: Any) -> str:
 
 
 def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Tensor:
-    """Return the rows that a rule gave, if the sum of each is positive and finite.
+    """Check that ``rows``, which a rule gave, have positive and finite sums; return the rows.
 
-    Raises ValueError, with the rule's ``name``, if a row has another sum and ``judged`` is true for
-    the row. Rows on CUDA are not checked.
+    Raises ValueError, with the rule's ``name``, if a row for which ``judged`` is true has another
+    sum. Rows on CUDA are not checked.
     """
     if not isinstance(rows, Tensor):
         raise ValueError(f"{name}: must return rows of probabilities; got {rows!r:.80}")
@@ -112,17 +112,17 @@ def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Te
 
 
 def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
-    """Return a rule's acceptance; ValueError with the rule's ``name`` for NaN where ``judged``."""
+    """Return a rule's acceptance probabilities; ValueError if one that is ``judged`` is NaN."""
     if not answer.is_cuda and bool((answer.isnan() & judged).any()):
         raise ValueError(f"{name}: must return numbers; got nan")
     return answer
 
 
 def guard(kind: Any) -> None:
-    """Make methods that a class from outside defines or inherits work on copies of rows.
+    """Wrap the methods of a policy class from outside the package: they get copies of rows.
 
-    Only methods that the package's classes have, too, are wrapped. TypeError for a ``target``
-    without the parameter ``path``.
+    Only methods that the package's classes have, too, are wrapped. TypeError if the method
+    ``target`` lacks the parameter ``path``.
     """
     if is_own(kind):
         return

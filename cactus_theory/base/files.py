@@ -40,11 +40,11 @@ def write_whole(path: str | Path, content: bytes) -> None:
 def check_writable(
     flag: str, path: str | Path | None, *suffixes: str, folders: bool = False
 ) -> None:
-    """Raise, before any work, unless a file with one of these suffixes can be written.
+    """Raise an error, before a command does any work, if the file ``path`` cannot be written.
 
-    For ``path`` None nothing is checked. With ``folders`` missing folders will be made later, and a
-    path without .csv may be a folder. Nothing is made here. ValueError for another suffix; OSError
-    for a folder, or a file in a folder that cannot be written to.
+    ``path`` must have one of ``suffixes``, if any are given; None is not checked. With ``folders``
+    the caller makes missing folders later, and a path without .csv may be a folder. Nothing is made
+    here. ValueError for another suffix; OSError for a folder, or a folder without write access.
     """
     if path is None:
         return
@@ -90,7 +90,7 @@ def parsed_json(rule: str, text: str | bytes) -> Any:
 
 
 def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
-    """Return the content of a JSON file of this format and version.
+    """Return the content of a JSON file whose format is ``kind`` and whose version is ``version``.
 
     OSError for a file that cannot be read; ValueError for another content, format or version.
     """

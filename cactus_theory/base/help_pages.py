@@ -28,9 +28,10 @@ class _Commands(SubParsers):
 def add_commands(
     parser: Parser, groups: Groups, declare: Callable[[str, Parser], None], metavar: str
 ) -> None:
-    """Add the commands; parsed ``args`` name the chosen one under ``metavar`` in lower case.
+    """Add the commands of ``groups`` to a parser.
 
-    ``declare`` is called with the chosen command's name and parser, and adds the flags.
+    In parsed ``args`` the name of the chosen command stands under ``metavar`` in lower case.
+    ``declare`` is called with this name and the command's parser, and adds the flags.
     """
     commands: Any = parser.add_subparsers(
         dest=metavar.lower(), metavar=metavar, required=True, action=_Commands,

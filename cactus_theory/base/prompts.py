@@ -20,10 +20,10 @@ SHOWN = 240
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as it was written: a text, or the messages of a chat, with ``text`` the last one.
+    """A prompt as it was written: a text, or the messages of a chat, whose last one is ``text``.
 
     ``later`` are further turns of a user, ``columns`` the other keys of the prompt's line, and
-    ``place`` says where the prompt stands.
+    ``place`` says in error messages where the prompt stands.
     """
 
     text: str
@@ -67,7 +67,7 @@ def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
 
 
 def _must(rule: str, place: str, holds: Any, got: Any) -> None:
-    """Raise ValueError, which names the place, unless the rule holds."""
+    """Raise ValueError, with ``place`` and ``rule`` in its message, unless ``holds`` is true."""
     if not holds:
         raise ValueError(f"{place} must {rule}; got {got!r:.80}")
 
@@ -131,7 +131,7 @@ def _message(place: str, message: Mapping[str, Any]) -> Mapping[str, str]:
 class Rendering:
     """How a prompt is turned into the text that a model reads: ``--chat`` and ``--system``.
 
-    With ``start`` a text begins with the tokenizer's start token; a chat template writes its own.
+    With ``start`` a text begins with the tokenizer's start token; chat templates write it anyway.
     """
 
     chat: bool = False

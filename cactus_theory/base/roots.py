@@ -37,8 +37,8 @@ def rising_root(
     Each step is a secant step in ln x. A step that leaves the bracket, or follows two steps that
     did not halve the value, goes to the bracket's geometric middle instead.
     Every value narrows the bracket, so the root stays inside. The search ends with a step of at
-    most ``settled``, relative to x. ``steepness`` is a guess of x f′(x), for the first step; with
-    ∞ the first step halves the bracket instead.
+    most ``settled``, relative to x. ``steepness`` is a guess of x times the derivative, for the
+    first step; with ∞ the first step halves the bracket instead.
     """
     x, before, slow = min(max(start, low), high), None, False
     for _ in range(MOST_STEPS if low < high else 0):
@@ -65,7 +65,7 @@ def rising_root(
 
 
 def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values) -> Values:
-    """Return x between ``over`` and ``under`` where a convex function meets ``budget``.
+    """Return x between ``over`` and ``under`` at which a convex function equals ``budget``.
 
     ``evaluate`` returns value and derivative. For a function that only rises or falls the
     derivative may be NaN. The value must exceed the budget at ``over`` and not at ``under``; if the
@@ -74,8 +74,8 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
     A Newton step from the side above the budget never overshoots a convex function. Every third
     step halves the bracket instead, so that a flat or infinite slope at the start costs little, and
     every second such step halves the bracket in logarithms, so that a root of 1e-150 is found. A
-    value of NaN, as f of a ratio that leaves float64, counts as above the budget. The result keeps
-    the budget up to ``BUDGET_ULPS``·(1 + budget).
+    value of NaN, as f of a ratio that leaves float64, counts as above the budget. The value at the
+    result exceeds the budget by at most ``BUDGET_ULPS``·(1 + budget).
     """
     close = BUDGET_ULPS * (1 + budget)
     value, slope = evaluate(over)

@@ -44,8 +44,8 @@ def load_rows(path: str, *, logits: bool = False, normalise: bool = False) -> np
 
     ``path`` is a .npy, .npz or .json file (a list of numbers, or of such lists).
     ``file.npz::name`` picks one array of several. ``logits`` become probabilities by a float64
-    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as a text may
-    lack digits.
+    softmax; −inf is a probability of 0. ``normalise`` divides rows by their sums, as numbers in a
+    text may lack digits.
 
     Floats of 8 bytes or fewer keep their dtype; integers become float64. Rows are not checked to
     be distributions here.
@@ -113,8 +113,8 @@ def scaled(
 
     At temperatures outside the range ``ORDINARY``, the row's largest score is first subtracted, and
     the division is in float64. This is exact for every positive temperature that a float holds. As
-    the temperature falls, the softmax becomes the row of greedy decoding, in which ties share; as
-    the temperature rises, the row becomes uniform over the scores above −∞.
+    the temperature falls, the softmax becomes the row of greedy decoding, which tied tokens share;
+    as the temperature rises, the row becomes uniform over the scores above −∞.
     """
     if ORDINARY[0] <= temperature <= ORDINARY[1]:
         return torch.div(scores, temperature, out=out)

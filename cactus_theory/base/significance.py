@@ -16,9 +16,10 @@ WIDE, POWER = 1.96, 0.8416
 
 
 def mcnemar(better: int, worse: int) -> float:
-    """Return the exact two-sided p of items that only one of two methods gets right (McNemar).
+    """Return McNemar's exact two-sided p-value, from items that only one of two methods gets right.
 
-    If neither method is better, either is the one that is right with a probability of one half.
+    ``better`` and ``worse`` count the items that only the first or only the second method gets
+    right. If neither method is better, each such item is the first's with probability one half.
     """
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
@@ -45,7 +46,7 @@ def items_needed(difference: float, error: float, count: int) -> int | None:
     Parameters
     ----------
     difference : the effect, measured from the value that means no effect.
-    error : the standard error of ``difference`` over ``count`` items; it falls with their root.
+    error : the standard error of ``difference`` over ``count`` items; it falls as 1/√count.
     """
     if not math.isfinite(error) or not math.isfinite(difference) or difference == 0:
         return None

@@ -42,7 +42,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def spec_of(name: str, value: Any) -> str:
-    """Write a spec for :func:`parse_spec`: a name, and a dataclass's values other than defaults."""
+    """Return a spec: ``name``, and the fields of a dataclass that differ from their defaults."""
     # ``tilt`` is keyword-only and a field of the base class: unsorted it would be the first knob
     knob_fields = (
         sorted(fields(value), key=lambda knob: knob.kw_only is True) if is_dataclass(value) else ()
@@ -136,8 +136,8 @@ class Registry(Generic[Kind]):
     def read(self, source: str, *others: type) -> tuple[Any, str]:
         """Return the object that ``FILE.py:NAME`` names, and ``FILE.py:NAME`` without knobs.
 
-        The object may also be of ``others``. Its spec becomes ``FILE.py:NAME`` and its knobs,
-        unless it is registered under a name. ValueError for another form or a missing name, OSError
+        The object may also be of a class in ``others``. Its spec becomes ``FILE.py:NAME`` and its
+        knobs, unless it is registered. ValueError for another form or a missing name, OSError
         for a missing file, TypeError for an object of another kind. ValueError also if the file
         raises an error; the message then has this error and its line.
         """
@@ -203,10 +203,10 @@ def _module(path: Path, changed: int) -> ModuleType:
 
 
 def blamed(error: BaseException) -> str | None:
-    """Return as text the error that code of a ``FILE.py`` raised; function and line are named.
+    """Return, as text with function and line, an error that code of a user's ``FILE.py`` raised.
 
-    The function is the outermost one of the file, the line the innermost. Return None if no such
-    code ran, and for a knob value that the code's ``__post_init__`` refuses.
+    The function is the outermost one of the file, the line the innermost. Return None if no code
+    of such a file ran, and for a knob value that the code's ``__post_init__`` rejects.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SystemExit):

@@ -30,7 +30,7 @@ def write_csv(
     """Write ``# key: value`` lines, a header and the lines to a CSV: the whole file or nothing.
 
     The columns are those of the first line. Missing values and ``None`` become empty fields; floats
-    have all digits. ValueError for a note of several lines and for another column.
+    have all digits. ValueError for a note of several lines, and for a column not in the first line.
     """
     text = io.StringIO()
     for key, value in notes.items():

@@ -75,7 +75,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 
 
 def place(at: Sequence[int], shape: Sequence[int]) -> str:
-    """Name a row's place in a batch (...): row 1 of 6 (from 0), row 0, 2 of 2 x 4 (from 0)."""
+    """Return the name of a row in a batch of a shape (...), such as ``row 1 of 6 (from 0)``."""
     if not shape:
         return "the row"
     return f"row {', '.join(map(str, at))} of {' x '.join(map(str, shape))} (from 0)"
@@ -129,7 +129,7 @@ def _range_and_sums(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def describe(tensor: Tensor) -> str:
-    """Return the shape in the words of messages."""
+    """Return a tensor's shape as text for messages."""
     return f"shape {tuple(tensor.shape)}"
 
 
@@ -170,7 +170,7 @@ def checked_rows(
     normalise: bool = False,
     names: tuple[str, str] = ("target_probs", "draft_probs"),
 ) -> tuple[Tensor, Tensor]:
-    """Return checked rows (..., V) of target and draft as they are, broadcast to one shape.
+    """Check rows (..., V) of target and draft; return them unchanged, broadcast to one shape.
 
     With ``normalise`` rows may have any positive sum; messages call the rows by ``names``.
     """
@@ -234,7 +234,7 @@ def row_numbers(
 
 
 def working_device(name: str, value: str | torch.device) -> torch.device:
-    """Return the device of that name if this machine and this build of torch have it."""
+    """Return the device ``value``; ValueError if this machine or this build of torch lacks it."""
     try:
         torch.zeros(1, device=value).item()
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:

@@ -78,9 +78,10 @@ def importing(command: str) -> Generator[None]:
 
 
 class _Output:
-    """A text stream that ends the process with status 141 where writing raises, or loses the text.
+    """A text stream that ends the process if writing fails; with ``may_be_lost`` it drops the text.
 
-    The error is ``SystemExit``, because commands report an ``OSError`` as bad input.
+    The status is 141 for a closed stream, else 2. The error is ``SystemExit``, because commands
+    report an ``OSError`` as bad input.
     """
 
     def __init__(self, real: Any, may_be_lost: bool = False) -> None:
@@ -154,5 +155,5 @@ class Progress:
         self.of(done, total)
 
     def texts(self, done: int, texts: int) -> None:
-        """Record steps logged, in how many texts; the last text may log more than are needed."""
+        """Record how many steps, in how many texts, are finished; at most ``total`` are shown."""
         self.update(min(done, self.total), f"{texts} texts")

@@ -1,4 +1,4 @@
-"""``cactus-theory check file.py:rule``: progress, report, exit code."""
+"""``cactus-theory check file.py:rule``: look for rows on which a policy is wrong."""
 
 from argparse import ArgumentParser, Namespace
 from dataclasses import asdict

@@ -1,7 +1,7 @@
 """``cactus-theory expect``: the acceptance to expect at each position, and what an engine counted.
 
 The comparison holds for an engine that decodes the same prompts to the same length, with the same
-temperature and cuts, the same K and the same way of drafting; counts cannot show whether it does.
+temperature and cuts, the same K and way of drafting. Counts cannot show whether this is so.
 Exit code 3: too few texts or rounds to compare.
 """
 
@@ -172,7 +172,8 @@ def observation(
 ) -> Observation | None:
     """Read an engine's counts from vLLM's metrics, answers' records or printed rates.
 
-    Return None if the flags name none of the three. ``known`` has the values of further flags.
+    Return None if the flags name none of the three. ``known`` has the values of ``--drafted``,
+    ``--answers`` and ``--behind-ends``.
     """
     known["behind_ends"] = {"in": True, "out": False}.get(known["behind_ends"])
     if records is not None:
@@ -190,7 +191,7 @@ def observation(
 
 
 def check_followed(target: Any, given: Line, ignored: Sequence[str]) -> None:
-    """Raise ValueError if generation_config.json changes the law in a way that no flag gives.
+    """Raise ValueError if generation_config.json changes the law of tokens and no flag says so.
 
     Engines such as vLLM follow this file by default, so their law would differ from ours. ``given``
     has the value of each entry that a flag can give, None if it is not given.

@@ -102,12 +102,12 @@ def add_nats(parser: argparse.ArgumentParser, text: str, **options: Any) -> None
 
 
 def add_regret(parser: argparse.ArgumentParser, text: str, **options: Any) -> None:
-    """Declare ``--regret``: nats of regret per emitted token, instead of ``--nats`` at T = 0."""
+    """Declare ``--regret``, in place of ``--nats`` at temperature 0: nats of regret per token."""
     parser.add_argument("--regret", type=float, metavar="NATS", help=text, **options)
 
 
 def add_undrafted(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--undrafted``, for engines such as vLLM that draw undrafted tokens themselves."""
+    """Declare ``--undrafted``: who draws bonus tokens, and tokens of rounds without a draft."""
     text = "who draws bonus and plain tokens; the target does so at no cost (%(default)s)"
     choices = names.UNDRAFTED
     parser.add_argument("--undrafted", choices=choices, default=choices[0], help=text)
@@ -142,7 +142,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def rendering(args: argparse.Namespace) -> Rendering:
-    """Return the rendering of prompts that the flags ask for."""
+    """Return the rendering of prompts that the flags of :func:`add_chat` name."""
     return Rendering(args.chat, args.system, not getattr(args, "no_start", False))
 
 

@@ -235,7 +235,7 @@ def _answers(
     options: Any,
     cap: float | None,
 ) -> int:
-    """Print the answer to each prompt as a JSON line; return 0. Prompt i has the seed plus i."""
+    """Print the answer to each prompt i, decoded with the seed plus i, as a JSON line; return 0."""
     import torch
 
     from cactus_theory.base.tables import print_json

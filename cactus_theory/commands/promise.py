@@ -50,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print bounds on the answers of a decode under the cap; return 0.
 
-    They bound the probability of an event under h, and how often somebody who is shown one answer
-    can say which of target and decode wrote it.
+    The bounds are on the probability of an event of the answer, and on how often somebody who is
+    shown one answer can say whether the target or the decode wrote it.
     """
     nats = {name: getattr(args, name) for name in NATS}
     events = [EventBounds(rate, **nats) for rate in args.rate]
@@ -105,7 +105,7 @@ def _table(events: list[EventBounds], title: str) -> str:
 
 
 def _equal(place: str | None, bounds: EventBounds) -> str:
-    """Return a sentence with the temperature at the same nats per token, if there is a trace."""
+    """Return a sentence: which temperature is as many nats per token from q, by a trace's rows."""
     if place is None:
         return NO_ROWS
     if bounds.tokens is None:

@@ -1,8 +1,8 @@
-"""``cactus-theory served``: is what an engine writes the law that it claims?
+"""``cactus-theory served``: do an engine's tokens follow the law that the engine claims?
 
 Reads answers of any engine, one per line, and computes the target's rows along them. No draft, no
 counter and no reference answers are needed. The file may grow, and the verdict may be read at any
-time. Exit code 1: off; 3: too few tokens to detect most faults.
+time. Exit code 1: the tokens have another law; 3: too few tokens to detect most faults.
 """
 
 import argparse
@@ -121,7 +121,11 @@ def run(args: argparse.Namespace) -> int:
         return answer
 
     def log_of(path: str, state: str | None) -> tuple[Log, dict[tuple[int, ...], list[Any]]]:
-        """Read a file on; with --control also return, by prompt, each answer's ln Π r/h (M,)."""
+        """Read a file's new lines; return the log and, with --control, by prompt, ln Π r/h.
+
+        There is one product for each answer and alternative, over the answer's tokens: r is the
+        token's probability under the alternative, h under the claim.
+        """
         log = Log.opened(state, setting, Evidence(names, args.slack, args.alpha))
         progress = Progress("bytes read", Path(path).stat().st_size)
         sums = defaultdict[tuple[int, ...], list[Any]](list)
@@ -147,9 +151,10 @@ def run(args: argparse.Namespace) -> int:
 def _paired(
     ours: dict[tuple[int, ...], list[Any]], log: Log, controls: dict[Any, list[Any]], alpha: float
 ) -> dict[str, Any]:
-    """Return the paired test of the two arms; the n-th answers to the same prompt are a pair.
+    """Return the paired test of an engine's answers and of its answers without speculation.
 
-    ``log`` and ``controls`` are of the control arm; the dictionaries are as ``log_of`` makes them.
+    The n-th answers to the same prompt are a pair. ``log`` and ``controls`` are of the answers
+    without speculation; the dictionaries are as ``log_of`` makes them.
     """
     arms = ((answers, controls.get(prompt, ())) for prompt, answers in ours.items())
     pairs = [pair for both in arms for pair in zip(*both, strict=False)]

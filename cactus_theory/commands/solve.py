@@ -1,4 +1,4 @@
-"""``cactus-theory solve``: the best acceptance of rows, one by one or under one budget over all."""
+"""``cactus-theory solve``: the best acceptance of each row, or of all rows within a mean budget."""
 
 import argparse
 from typing import Any

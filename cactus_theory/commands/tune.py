@@ -181,9 +181,9 @@ def tune_shown(trace: Trace, costs: Costs | Measure, sought: Mapping[str, Any]) 
 
 
 def show(tuned: Tuned, out: str | None, decoding: str | None) -> None:
-    """Write the file, and print the result with the ``generate`` command.
+    """Write the tuned setting to ``out``, if given, and print the result.
 
-    If ``decoding`` (that command) is None, print JSON instead.
+    ``decoding`` is the ``generate`` command to print with it; if None, JSON is printed instead.
     """
     if out:
         save_tuned(tuned, out)

@@ -1,6 +1,6 @@
 """Copy the state of users' logits processors, and detect when the state changes.
 
-Used by ``processors``, for copies that are called at drafted places.
+Used by ``processors``, which calls copies at drafted tokens, as these may be rejected.
 """
 
 import copy
@@ -31,10 +31,10 @@ DATA = (bool, bytes, int, float, str, tuple, list, dict, set, type(None), Tensor
 class Snapshot(pickle.Pickler):
     """The state of an object as bytes, ``state``, and copies of the object.
 
-    ``state`` differs after a change of the object, except for changes inside objects that are
-    copied by a method of ``FORKS``. Functions and classes are not copied; the values that functions
-    close over or name, and that classes of callable objects hold, are part of ``state``. Raises
-    the errors of pickling.
+    If the object changes, a new snapshot has another ``state``. Not detected are changes inside
+    objects with a method ``fork``, ``deep_copy`` or ``__deepcopy__``, which makes their copies.
+    Functions and classes are not copied; the values that functions close over or name, and that
+    classes of callable objects hold, are part of ``state``. Raises the errors of pickling.
     """
 
     def __init__(self, held: Any) -> None:
@@ -51,9 +51,10 @@ class Snapshot(pickle.Pickler):
             raise TypeError("a function holds a matcher")
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return None for an object that is pickled, else a number for the object.
+        """Return None for an object that is pickled; for any other object return its number.
 
-        The first number of an object comes with the object's state, which so enters ``state``.
+        The first call for an object also returns the object's state, which becomes part of
+        ``state``.
         """
         if not isinstance(obj, (Tensor, FunctionType, *ATOMS)) and not _way(type(obj)):
             return None
@@ -66,8 +67,8 @@ class Snapshot(pickle.Pickler):
     def _held(self, obj: Any) -> Any:
         """Return the state of an object that is not pickled, for comparison of states.
 
-        This is a tensor's content, what a function reads from outside, and the data and
-        ``__call__`` of a class of callable objects; of all other objects only the identity.
+        For a tensor this is the content; for a function, the values that the function reads from
+        outside; for a class of callable objects, its data and ``__call__``; else the identity.
         """
         if isinstance(obj, Tensor):
             flat = obj.detach().reshape(-1).contiguous().view(torch.uint8)
@@ -86,7 +87,7 @@ class Snapshot(pickle.Pickler):
         return id(obj)
 
     def copies(self) -> Any:
-        """Return a copy of the object from its pickled state."""
+        """Return a copy of the object, made from the pickled state."""
         return _Copies(self).load()
 
 
@@ -96,7 +97,7 @@ class _Copies(pickle.Unpickler):
         self.parts, self.made, self.deep_copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the copy of a part, made at the first call; the part itself if it is shared."""
+        """Return the one copy of an object that was not pickled; a shared object itself."""
         number, part = pid[0], self.parts[pid[0]]
         if number not in self.made:
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))
@@ -120,5 +121,5 @@ def _way(kind: type) -> str | None:
 
 
 def _holds(one: Any, module: str) -> bool:
-    """Return whether a global that a function of a module names may hold state between calls."""
+    """Return whether ``one``, a global that a function of ``module`` reads, may hold state."""
     return isinstance(one, DATA) or type(one).__module__ == module or _way(type(one)) in FORKS

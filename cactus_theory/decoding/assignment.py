@@ -14,7 +14,7 @@ from cactus_theory.verify.node import Node
 
 
 class Rule:
-    """A text's policy or schedule, and its state; schedules of other packages get copies."""
+    """The policy or schedule of one text, with the current state of the schedule."""
 
     def __init__(self, policy: Spec | Schedule, prompt: Sequence[int]) -> None:
         self.schedule = policy if isinstance(policy, Schedule) else OnePolicy(policy)
@@ -23,7 +23,7 @@ class Rule:
         self.state = self.schedule.begin(list(prompt))
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Pass the nodes where tokens were emitted to a schedule that overrides ``observe``."""
+        """If the schedule overrides ``observe``, pass it the nodes at which tokens were emitted."""
         if self.observes:
             self.state = self.schedule.observe(self.state, self.schedule.shown(nodes))
 
@@ -47,7 +47,7 @@ def assigned(
     draft: Draft,
     verifier: Verifier,
 ) -> Assignment:
-    """Return the policy of each drafted token, and the nodes that schedules have solved."""
+    """Return which policy judges each drafted token, and the nodes solved in order to choose."""
     if len(policies) == 1:
         return Assignment(policies)
     chosen, nodes = [], dict[tuple[int, int], Node]()

@@ -1,4 +1,4 @@
-"""Draw the coins of each text from a separate stream; a coin is a uniform random number of [0, 1).
+"""Draw the coins of each text, uniform random numbers of [0, 1), from the text's own generator.
 
 Coins are float64 and come from NumPy. In a round a text takes one coin per drafted token, the
 verifier's acceptance coins for these tokens, and one coin for the recovered or bonus token, however
@@ -18,7 +18,7 @@ from cactus_theory.decoding.text import Texts
 
 
 def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
-    """Return an integer below 2^53 for each text, made of the next number of the text's stream."""
+    """Return a seed below 2^53 for each text, from the next number of the text's generator."""
     seeds = [int(float(text.stream(1)[0]) * 2**53) for text in texts.rows]
     return torch.tensor(seeds, device=texts.device)
 
@@ -26,10 +26,10 @@ def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
 def toss(
     texts: Texts, draft_lengths: Sequence[int], coins: Callable[[int], int] = int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a round's coins: for drafting (B, K), acceptance (B, C) and the last draw (B,).
+    """Return a round's coins: (B, K) for drafting, (B, C) for acceptance, (B,) for the last token.
 
-    ``coins`` returns the number of acceptance coins for a number of drafted tokens: by default
-    (``int``) the same number.
+    The last token of a round is the recovered or the bonus token. ``coins`` maps a number of
+    drafted tokens to the number of acceptance coins, by default (``int``) the same number.
     """
     width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
     table = np.zeros((len(draft_lengths), count + 1))
@@ -44,10 +44,10 @@ def more_draws(
     draft_lengths: Sequence[int],
     draws: Callable[[int], int],
 ) -> Float[Tensor, "batch *draws"]:
-    """Return ``draw`` with further columns: the other random numbers that a verifier needs.
+    """Return ``draw`` with a column for each further coin that a verifier draws tokens with.
 
-    These are taken from each text's own random stream. ``draws`` returns the number of columns for
-    a number of drafted tokens.
+    The coins come from each text's generator. ``draws`` maps the number of drafted tokens of a text
+    to the number of columns that the text needs, ``draw`` included.
     """
     counts = [draws(length) - 1 for length in draft_lengths]
     if not any(counts):
@@ -65,10 +65,10 @@ def fill(
     draft_lengths: Sequence[int],
     coins: Callable[[int], int],
 ) -> None:
-    """Write a round's coins into a table (B, width + C + 1): drafting, acceptance, last draw.
+    """Write a round's coins into a table (B, width + C + 1): drafting, acceptance, last token.
 
-    ``coins`` returns how many of the C coins of acceptance a draft length takes. Entries that a
-    text does not take, and rows of a draft length of −1, keep their values.
+    ``coins`` maps a text's draft length to the number of acceptance coins that the text takes, at
+    most C. Entries that a text does not take, and rows of draft length −1, keep their values.
     """
     for row, text, length in zip(table, texts.rows, draft_lengths, strict=True):
         if length < 0:
@@ -79,7 +79,7 @@ def fill(
 
 
 def checked_seeds(seed: int | Sequence[int] | None) -> int | list[int]:
-    """Return the seed (0 for None) or the list of seeds; raise unless integers of at least 0."""
+    """Return the seed (0 for None) or the list of seeds; raise unless all are integers ≥ 0."""
     if isinstance(seed, Sequence) and not isinstance(seed, str):
         return [check.whole_number("seed", number, 0) for number in seed]
     return 0 if seed is None else check.whole_number("seed", seed, 0)

@@ -2,7 +2,7 @@
 
 A decode has four stages. ``options`` checks the keywords. ``prepare`` checks the models and the
 prompts. ``rounds`` drafts, verifies and measures until every text has ended, on the host
-(``host``) or on a GPU (``device``). ``result`` holds the tokens and the statistics.
+(``host_rounds``) or on a GPU (``device``). ``result`` holds the tokens and the statistics.
 """
 
 from collections.abc import Collection
@@ -61,8 +61,8 @@ def generate(
     seed : seed of the random numbers: an integer (text b uses seed + b), or one integer per text.
         The default is 0.
     verifier : how drafts are verified: ``chain`` (token by token), ``block`` (each drafted path
-        as a whole, which accepts more), ``tree`` (as ``block`` for a path, and a walk for trees
-        of a drafter that declares the laws of their tokens), or a Verifier.
+        as a whole, which accepts more), ``tree`` (a path as ``block`` does; also the trees of a
+        drafter such as ``Siblings``), or a Verifier.
     fast_forward : which forward pass Llama-like models run through: the pass of this package
         (True, an error for other models), the pass of transformers (False), or the pass of this
         package where the model is supported (None). Both passes compute the same function up to
@@ -70,7 +70,7 @@ def generate(
     meter : whether to add up the divergence of the emitted laws from the target: True for KL (for
         ``regret``: the regret), or the name of a divergence. The seconds of the meter are not part
         of the decode's seconds.
-    record_rows : also return the verified rows.
+    record_rows : whether to return ``rows``, the nodes at which drafted tokens were verified.
     log_probs : also return ln q and ln h of every new token; needs the meter, which computes the
         emitted laws.
     callbacks : functions that are called after every round: :class:`Callbacks`.
@@ -93,12 +93,14 @@ def generate(
     target_calls, draft_calls : forward passes of the batch; the prompt is part of the first pass.
     seconds : the wall-clock seconds by part of the decode.
     reading : counts, rates and metered divergence of all texts together.
-    rows : the verified rows, empty unless ``record_rows``.
+    rows : the nodes at which drafted tokens were verified, each with the target's row q and the
+        draft's row p; empty unless ``record_rows``.
     token_charges : (B, N) float64, the meter's charge for each new token: 0 for padding and, if
         the policy has no tilt, for bonus tokens and tokens that were not drafted. The sum over a
         row is the divergence that the text spent; the sum over the first t tokens is the
         divergence that an answer ending there would have spent.
-    row_directions : (B, 3) float64, Σ over a text's new tokens of entropy, surprise and agreement.
+    row_directions : (B, 3) float64, the sums of entropy, surprise and agreement over a text's new
+        tokens, as :class:`Reading` defines them.
     log_probs : ``target`` and ``emitted``, (B, N): ln q and ln h of each new token; None unless
         requested.
     dtype : of the models, or of target and draft where they differ (``float32, float16``).
@@ -108,8 +110,8 @@ def generate(
 
     Notes
     -----
-    Your rules, processors, callbacks and schedules get copies of tensors. All of them may keep the
-    copies, and all but rules may change the copies. Weights are read when a decode begins: a
+    Your policies, processors, callbacks and schedules get copies of tensors. All may keep the
+    copies, and all but policies may change the copies. Weights are read when a decode begins: a
     change during a decode takes effect in the next decode.
 
     Raises
@@ -145,9 +147,10 @@ def generate(
 
 
 def show_keywords(function: Any, known: Collection[str] = ()) -> list[str]:
-    """Put a decode's keywords into the signature of a function with ``**options``; return names.
+    """Show the keywords of a decode in the signature of ``function``; return their names.
 
-    Keywords in ``known`` are left out: the function names or sets them already.
+    ``function`` takes them as ``**options``. Keywords in ``known`` are left out, as ``function``
+    names or sets these already.
     """
     shown, named = signature(function), signature(DecodeOptions).parameters
     *first, double_starred = shown.parameters.values()

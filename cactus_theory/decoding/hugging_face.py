@@ -1,8 +1,8 @@
 """Speculative decoding inside ``generate`` of Hugging Face models, by ``custom_generate=``.
 
 ``generate`` forwards the parameters in the signature of :func:`speculative_generate`, except
-``streamer``, ``tokenizer`` and ``assistant_model``: transformers (5.17 to 5.23 read) silently drops
-these three. Use ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
+``streamer``, ``tokenizer`` and ``assistant_model``: transformers silently drops these three (in
+releases 5.17 to 5.23). Use ``text_streamer``, ``text_tokenizer`` and ``draft_model`` instead.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def speculative_generate(
 ) -> Any:
     """Decode speculatively inside ``generate`` of a Hugging Face causal LM.
 
-    ``model.generate(**inputs, custom_generate=speculative_generate, draft_model=draft,
+    Call ``model.generate(**inputs, custom_generate=speculative_generate, draft_model=draft,
     policy="cactus:delta=0.1", num_draft_tokens=5)``. Sampling or greedy search, logits
     processors (on both models), stopping criteria, end-of-text ids, lengths, left-padded
     batches and ``return_dict_in_generate`` work as in plain ``generate``. With
@@ -52,7 +52,7 @@ def speculative_generate(
     Parameters
     ----------
     draft_model : a causal LM of the same vocabulary, a drafter such as ``NGram()`` or
-        ``ModelDrafter(draft, stop=0.3)``, or the folder of a head.
+        ``ModelDrafter(draft, stop=0.3)``, or the folder of an EAGLE-3 head.
     seed : as :func:`cactus_theory.generate`; with None the seed comes from PyTorch's global
         generator, as sampling inside ``generate`` does.
     log_probs : ln q and ln h of every new token, in ``result.log_probs``; switches the meter on.
@@ -60,10 +60,10 @@ def speculative_generate(
         same calls as ``streamer=`` in plain ``generate``: the prompt, one call per new token as
         soon as a round has verified the token, and ``end``. Do not use ``streamer=``: transformers
         drops it silently before calling this function, and the streamer gets the prompt only.
-    stop_strings : strings that end a text, with the token that completes a string. As in plain
-        ``generate`` a string may begin in the prompt; a function ``stop`` can avoid that, since it
-        gets the prompt's length. Strings in a ``GenerationConfig`` raise an error in transformers,
-        as the tokenizer does not arrive.
+    stop_strings : strings that end a text; the token that completes a string is kept. As in plain
+        ``generate`` a string may begin in the prompt; a function ``stop`` can avoid this, since
+        ``stop`` gets the prompt's length. Strings in a ``GenerationConfig`` raise an error in
+        transformers, which does not pass on the tokenizer.
     text_tokenizer : the tokenizer for ``stop_strings``; transformers drops ``tokenizer=`` silently.
     meter : as :func:`cactus_theory.generate`; by default on with ``return_dict_in_generate``, where
         the output can hold the reading, else off.
@@ -73,15 +73,15 @@ def speculative_generate(
     The other parameters are those of :func:`cactus_theory.generate`. Pass a tuned setting by
     ``do_sample=True, **ct.load_tuned(file).options``.
 
-    A processor that keeps state, such as the matcher of a grammar, is called once at each emitted
-    place. At drafted tokens a copy of the processor is called: pickled, or made by ``fork()``.
+    A processor that keeps state, such as the matcher of a grammar, is called once for each emitted
+    token. For drafted tokens a copy is called, made by pickling or by the processor's ``fork()``.
 
     Raises
     ------
     ValueError
         No draft (``assistant_model=`` is dropped as ``streamer=`` is); an option of ``generate``
-        that :mod:`cactus_theory.decoding.hugging_face_options` does not list, unless the option
-        does nothing: beams, guidance, scores in the output, …; an input beside token ids and their
+        that :mod:`cactus_theory.decoding.hugging_face_options` does not list, with a value that has
+        an effect (beams, guidance, scores in the output, …); an input beside token ids and their
         mask, such as images, token types or a cache; processors that cannot be copied; in a batch,
         processors (:mod:`cactus_theory.decoding.processors`) and criteria of your own, a streamer,
         and time limits or stop strings without an end-of-text id; stop strings without
@@ -150,7 +150,7 @@ def _is_library_criterion(one: Any, names: Sequence[str]) -> bool:
 
 
 def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
-    """Return the most ids of a text and the end-of-text ids, from criteria or else ``config``."""
+    """Return a text's maximum length and the end-of-text ids, from criteria or else ``config``."""
     known = [vars(one) for one in criteria if _is_library_criterion(one, KNOWN_CRITERIA)]
     lengths = [attributes["max_length"] for attributes in known if "max_length" in attributes]
     ends = [attributes["eos_token_id"] for attributes in known if "eos_token_id" in attributes]
@@ -161,7 +161,7 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
 
 
 def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
-    """Return transformers' criterion for stop strings in a list; empty without strings."""
+    """Return a list with transformers' stopping criterion for the strings; empty without any."""
     if not stop_strings:
         return []
     if tokenizer is None:
@@ -174,12 +174,12 @@ def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[A
 
 
 def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) -> None:
-    """Raise ValueError for a streamer or criteria that need all texts of a batch at once.
+    """Raise ValueError for a streamer or a stopping criterion that a batch does not support.
 
-    Texts of a batch have different lengths here, so that each is judged by itself.
+    Texts of a batch have different lengths here, so that criteria are called with one text each.
     """
     if streamer is not None:
-        raise ValueError("text_streamer: must hear one text; got a batch")
+        raise ValueError("text_streamer: supports one text only; got a batch")
     ends = any(_is_library_criterion(one, ("EosTokenCriteria",)) for one in criteria)
     for criterion in others:
         by_row = _is_library_criterion(criterion, BY_ROW)
@@ -192,7 +192,7 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
 
 
 def _stop(criteria: Sequence[Any], input_ids: Tensor, more: Stop | None) -> Stop | None:
-    """Return one ``stop`` function for stopping criteria and the user's ``more``."""
+    """Return a ``stop`` function for stopping criteria and ``more``, the user's function."""
     if more is not None:
         check_stop(more)
     if not criteria:

@@ -42,7 +42,7 @@ OURS = {"prompt_lookup_num_tokens": "draft_model=NGram()",
 def check_honoured(
     model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any], draft_model: Any
 ) -> None:
-    """Raise ValueError for an option or an input of ``generate`` that the loop would ignore.
+    """Raise ValueError for an option or input of ``generate`` that the decode would ignore.
 
     Also for a call without a draft, and for a model with an encoder or a decode loop of its own.
     """
@@ -87,7 +87,7 @@ def _check_options(config: Any) -> None:
 
 
 def _check_input(name: str, value: Any, input_ids: Tensor, mask: Tensor | None) -> None:
-    """Raise ValueError for an input of the model that the decode loop would not feed."""
+    """Raise ValueError for an input of the model that the decode would not pass on."""
     if name in CACHES:
         library = check.optional_module("transformers", "llm")
         made_by_library = type(value) in (library.DynamicCache, library.StaticCache)

@@ -1,4 +1,4 @@
-"""A hard cap on the nats that an answer spends per token, at every length where it may end."""
+"""A hard cap on the nats that an answer spends per token, wherever the answer ends."""
 
 import copy
 import math
@@ -71,8 +71,8 @@ class Ledger(Schedule):
     a price is followed where its charge fits.
     Along a deterministic draft in a block, ``regret`` keeps the first n tokens, where n maximises
     n − ν Σ ρ among the numbers n whose charges fit. ρ is a token's regret, and ν is the policy's
-    price, raised in the same way (THEORY.md, Theorem 30). A token that pays only together with a
-    later token that does not fit is not kept.
+    price, raised in the same way (THEORY.md, Theorem 30). A token whose regret pays only together
+    with a later token is not kept if the later token does not fit.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Ledger(Schedule):
         self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
 
     def _cap(self, inner: Schedule) -> None:
-        """Set the schedule to follow, all policies, and each policy's ladder as policy numbers."""
+        """Store the capped schedule, all policies, and each policy's ladder as policy indices."""
         policies, numbers = list[Policy](), []
         for followed in inner.policies:
             by_regret = followed.unit == REGRET
@@ -151,7 +151,7 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
-        """Return for each node the first policy of the ladder whose charge fits, and the nodes.
+        """Return each node's policy index, the first tried whose charge fits, and the solved nodes.
 
         Nodes are visited from the root down. The allowance at a node is the cap for the tokens up
         to the node, plus ``burst``, less the nats spent on the path to the node.
@@ -202,11 +202,11 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> list[int] | None:
-        """Return the policy number of each node for ``regret`` along a deterministic path.
+        """Return each node's policy index if ``regret`` judges a deterministic path, else None.
 
-        None in all other cases. The best n is known from the path's losses ρ: of all n whose
-        charges fit the cap at every token, the largest n that maximises n − ν Σ ρ. The first n
-        nodes get KEEP, all later ones strict greedy decoding.
+        The first n nodes get KEEP, which accepts each drafted token; all later nodes get strict
+        greedy decoding. n is the largest maximiser of n − ν Σ ρ among the numbers n whose charges
+        fit the cap at every token; ρ are the regrets of the first n tokens, and ν is the price.
         """
         policy = self.policies[self.numbers[numbers[0]][0]]
         one_path = isinstance(verifier, Block) and draft.is_chain and draft.probs is None
@@ -234,10 +234,10 @@ class Ledger(Schedule):
     ) -> tuple[int, Node]:
         """Return the first policy tried whose charge is at most ``allowed``, and the solved node.
 
-        The search starts at the rung of the ladder that follows from the credit, and climbs. A step
-        skips rungs by a heuristic: a charge falls about as the inverse square of the price, so by
-        STEP² per rung.
-        The last rung charges 0. So the search ends, and the cap holds whatever rung was first.
+        The search starts at the price that follows from the credit (see :class:`Ledger`), and goes
+        up the ladder. Steps skip prices by a heuristic: a charge falls about as the inverse square
+        of the price, so by STEP² per price. The last policy of the ladder charges 0. So the search
+        ends, and the cap holds wherever it began. ``at`` returns the node under a policy index.
         """
         # rung 0 with a credit of PATIENCE tokens or more
         rung, last = 0, len(ladder) - 1

@@ -48,7 +48,7 @@ class Pair:
 
     @property
     def dtype(self) -> str:
-        """Return the name of the models' dtype, or their names where they differ."""
+        """Return the name of the models' dtype, or both names if the dtypes differ."""
         return dtype_of_pair(self.target, self.draft)
 
 
@@ -58,7 +58,7 @@ class Source:
 
     ``name`` is the argument's name in errors; ``revision`` is a branch, tag or commit on the hub.
     Python files that come with a model (``auto_map``) run only with ``trust_code``. Without
-    ``trust_code`` a model that needs such files raises an error, and no question is prompted.
+    ``trust_code`` a model that needs such files raises an error; the user is not prompted.
 
     Raises
     ------
@@ -94,7 +94,7 @@ class Source:
 
     @property
     def commit(self) -> str:
-        """Return the commit of an id's files, after fetching the configuration into the cache."""
+        """Return the commit of a hub id's files, after fetching the configuration to the cache."""
         return self.file(CONFIG).parent.name
 
     def file(self, name: str) -> Path:
@@ -106,9 +106,9 @@ class Source:
         return Path(self._loaded(partial(cached_file, str(self.place), name, revision=revision)))
 
     def read(self, kind: str, **options: Any) -> Any:
-        """Return an object by ``from_pretrained`` of a class of transformers.
+        """Load an object with ``from_pretrained`` of the transformers class named ``kind``.
 
-        ``kind`` is the name of the class. Errors of transformers become ValueError.
+        Errors of transformers become ValueError.
         """
         library = check.optional_module("transformers", "llm")
         load = partial(
@@ -121,7 +121,7 @@ class Source:
         return self._loaded(load)
 
     def _loaded(self, load: Any) -> Any:
-        """Return the result of ``load`` from the folder or the cache, else from the hub."""
+        """Call ``load`` on the folder or the cache, else on the hub; return the result."""
         library = check.optional_module("transformers", "llm")
         with _quiet(library, self.of_hub):
             try:
@@ -175,7 +175,7 @@ def load_pair(
     revision : branch, tag or commit of the target's id (``main``).
     draft_revision : branch, tag or commit of the draft's id (``main``).
     trust_code : whether to run Python files that come with a model (``auto_map``). If not, a model
-        that needs such files raises an error, and no question is prompted.
+        that needs such files raises an error; the user is not prompted.
 
     Raises
     ------
@@ -218,7 +218,7 @@ def read_drafter(
     revision: str | None = None,
     trust_code: bool = False,
 ) -> Drafter | None:
-    """Return the drafter of a name, as the option ``--draft`` of every command takes it.
+    """Return the drafter that ``name`` describes, in the form of the commands' option ``--draft``.
 
     Names are ``ngram`` and ``ngram:longest=4,shortest=2``; ``exit:20``, the target's first 20
     layers; ``skip:3``, the target without three layers; ``4bit``, the target with 4-bit weights;
@@ -249,7 +249,7 @@ def read_drafter(
 def _eagle3(
     source: Source, device: str | torch.device, dtype: str | torch.dtype
 ) -> Eagle3Drafter | None:
-    """Return the drafter of a head's files; None if the files are no head."""
+    """Return the drafter for the files of an EAGLE-3 head; None if the source is no head."""
     folder = source.file(CONFIG).parent
     if not holds_head(folder):
         return None
@@ -331,7 +331,7 @@ def dtype_rule(dtype: str, device: str | torch.device) -> str:
 
 @contextmanager
 def _quiet(library: Any, downloads: bool) -> Iterator[None]:
-    """Silence progress bars, log lines and warnings in a block; keep the bars of downloads."""
+    """Silence progress bars, log lines and warnings in a block, but not the bars of downloads."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     logging, bars_allowed = library.utils.logging, not are_progress_bars_disabled()

@@ -1,7 +1,7 @@
 """The meter of a decode: add up the divergence of the emitted laws from the target's rows.
 
-Rounds pass the nodes where tokens were emitted to a :class:`Meter`, which also fills a
-:class:`TokenLog` with the charge of each new token.
+After each round the decode loop passes the nodes at which tokens were emitted to a :class:`Meter`.
+The meter also writes the charge of each new token into a :class:`TokenLog`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,9 @@ WAITING_ENTRIES = 2**19
 class TokenLog:
     """Charges and log-probabilities (B, room) of new tokens, and directions (B, 3) of texts.
 
-    Charges are 0 and log-probabilities NaN where no token was entered.
+    ``room`` is the most new tokens of a text; ``directions`` are the sums of entropy, surprise and
+    agreement over each text (:class:`Reading`). Charges are 0 and log-probabilities NaN where no
+    token was entered.
     """
 
     def __init__(self, batch: int, room: int, log_probs: bool) -> None:
@@ -61,9 +63,9 @@ class TokenLog:
 class Meter:
     """Sum of D(h‖q) over the nodes where tokens were emitted.
 
-    h is the exact emitted law of the policy at the node. In a block, h is the law at the node's
-    alive ratio P, and D(h‖q) counts once, not times P. By the chain rule of KL, the expected sum
-    is an upper bound of the KL of whole texts from the target (THEORY.md, Theorem 11).
+    h is the exact emitted law of the policy at the node. In a block, h depends on the probability P
+    with which the node was reached; D(h‖q) is not multiplied by P. By the chain rule of KL, the
+    expected sum is an upper bound of the KL of whole texts from the target (THEORY.md, Theorem 11).
     ``Node.charge`` computes D(h‖q) (:mod:`cactus_theory.verify.node`).
     """
 
@@ -123,7 +125,7 @@ class Meter:
 
     @one_thread()
     def _enter(self, pairs: Sequence[tuple[Node, Emitted | None]]) -> None:
-        """Measure nodes together, then add up their charges and log those of the tokens given."""
+        """Measure all nodes at once, add up their charges, and log those of the emitted tokens."""
         charge_nodes([node for node, _ in pairs], self.divergence)
         for node, emitted in pairs:
             spent, accepted, raised = node.charge(self.divergence)

@@ -132,7 +132,7 @@ class DecodeOptions:
 
     @cached_property
     def relaxes_greedy(self) -> bool:
-        """Return whether policies read softmax rows at temperature 0 (:func:`relaxes_greedy`)."""
+        """Return whether the policies, such as ``regret``, read softmax rows at temperature 0."""
         return relaxes_greedy(self.policies)
 
     @cached_property
@@ -142,9 +142,9 @@ class DecodeOptions:
 
     @cached_property
     def metered(self) -> Divergence | None:
-        """Return the metered divergence, None without a meter; True means KL, or regret.
+        """Return the divergence that is metered, None without a meter.
 
-        True means regret for policies that are charged in regret.
+        ``meter=True`` means regret for policies that are charged in regret, KL for all others.
         """
         usual = REGRET if self.relaxes_greedy else defaults.DIVERGENCE
         named = usual if self.meter is True else self.meter

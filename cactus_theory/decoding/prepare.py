@@ -30,7 +30,7 @@ HALF = {
 class Opening:
     """A decode before its first round: checked models, texts, policies, processors and meter.
 
-    ``models`` are the models to check, by the name of their argument. A round drafts a path of at
+    ``models`` are the checked models, by the name of their argument. A round drafts a path of at
     most ``width`` tokens, and at most ``beside`` further tokens (nodes of a tree).
     """
 
@@ -65,9 +65,10 @@ class Opening:
 
 
 def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
-    """Raise ValueError if a policy may emit tokens that a stranger among processors forbids.
+    """Raise ValueError if a policy may emit tokens that an unknown processor forbids.
 
-    The stranger would then be called with an emitted token that it had forbidden.
+    Such a processor (a *stranger* in ``processors``) would then be called with a token that it had
+    forbidden.
     """
     for policy in policies if processors.strangers else ():
         if policy.declares.support == "free":
@@ -76,7 +77,7 @@ def _check_support(policies: Sequence[Policy], processors: Processors) -> None:
 
 
 def _warn_of_nothing_relaxed(policies: Sequence[Policy], vocab: int) -> None:
-    """Warn of a policy that relaxes softmax rows but no one-hot rows, the rows of temperature 0."""
+    """Warn of a lossy policy that is lossless at temperature 0, where rows are one-hot."""
 
     def row(*probs: float) -> Tensor:
         likeliest = torch.tensor(probs, dtype=torch.float64, device="cpu")
@@ -101,7 +102,7 @@ def opened_texts(
 ) -> Texts:
     """Return the prompts as texts with room for new tokens, checked against the models.
 
-    ``beside`` is the number of tokens that a round may draft beside its path.
+    ``beside`` is the most tokens that a round may draft beside a path, as further nodes of a tree.
     """
     _check_prompt(input_ids)
     first = next(iter(models))
@@ -129,7 +130,7 @@ def opened_texts(
 
 
 def _visible(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[bool]]:
-    """Return for each prompt a list of whether models read each token; raise for a wrong mask."""
+    """Return the attention mask as a list of booleans for each prompt; raise for a wrong mask."""
     batch, length = input_ids.shape
     if attention_mask is None:
         return [[True] * length] * batch

@@ -1,6 +1,7 @@
 """Turn logits into probabilities: processors with top-k and top-p, then the temperature.
 
-The host loop, the device loop, drafters and ``served`` use it.
+The host loop, drafters and ``served`` use this module. The device loop, which has no processors,
+uses ``device.verify.probabilities``.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ class Warp:
     With ``soft`` the row at temperature 0 is the softmax at temperature 1, for policies that are
     charged in regret. A row with NaN, or without a logit above −∞, becomes NaN throughout.
     Rows have the precision of the logits, at least float32, and are written over the logits.
-    Without processors, which get copies, no memory of the size of the logits is allocated.
+    Half-precision logits are first copied to float32, and processors get copies; else no memory of
+    the size of the logits is allocated.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Apply logits processors as Hugging Face's ``generate`` does: once at each place, along the text.
+"""Apply logits processors as Hugging Face's ``generate`` does: once for each token of the text.
 
 The classes of transformers in ``FREE`` and ``KNOWN`` are functions of scores and ids alone, and are
-called on many places at once. Every other processor is a *stranger*: a stranger may keep state
-between calls, such as the matcher of a grammar. So a stranger is called once at each emitted place,
-in order. At drafted places copies of the stranger are called, and thrown away afterwards. A
-stranger in a batch raises an error with its name, and so does a stranger whose state cannot be
-copied.
+called for many tokens at once. Every other processor is a *stranger*: a stranger may keep state
+between calls, such as the matcher of a grammar. So a stranger is called once for each emitted
+token, in order. For drafted tokens copies of the stranger are called, and thrown away afterwards.
+In a batch of several texts a stranger raises an error with its name, and so does a stranger whose
+state cannot be copied.
 """
 
 import copy
@@ -50,7 +50,7 @@ class Places:
     """Rows of logits of a batch, and the ids before each row.
 
     The logits at (row, offset) are those after ``first + offset`` drafted tokens; in a tree, after
-    the tokens of the path to the node.
+    the drafted tokens on the path to node ``offset``.
     """
 
     logits: Float[Tensor, "batch some vocab"]
@@ -64,7 +64,7 @@ class Places:
         return range(min(self.drafted[row] - self.first + 1, self.logits.shape[1]))
 
     def ids(self, row: int, offset: int) -> Int[Tensor, "1 length"]:
-        """Return the ids that ``generate`` would pass to processors, padding included."""
+        """Return the ids before a row as ``generate`` passes them to processors, with padding."""
         if self.draft is None or self.draft.parents is None:
             ids = self.texts.prefix(row, self.first + offset)
         else:  # ids of the node's ancestors, not of other branches
@@ -73,7 +73,7 @@ class Places:
         return self.texts.shown(row, ids)
 
     def reached(self, row: int) -> Iterator[int]:
-        """Yield the offsets that decoding can reach.
+        """Yield the offsets of a text that decoding can reach.
 
         Offsets behind an end-of-text token, or behind a token with a logit of −∞, are left out.
         """
@@ -131,11 +131,11 @@ class Processors:
                 places.logits.copy_(scores.reshape(places.logits.shape))
 
     def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
-        """Call all processors at the emitted tokens after the first, if there are strangers.
+        """If there are strangers, call all processors for the emitted tokens after the first.
 
-        So the state of strangers follows the text. (:meth:`_walk` has called them at the first
-        token.) ``taken`` counts all emitted tokens; ``path`` are the accepted tokens' places in the
-        draft.
+        This updates the strangers' state; :meth:`_walk` has called them for the first token.
+        ``taken`` is the number of emitted tokens; ``path`` are the indices of the accepted tokens
+        in the draft.
         """
         if not self.strangers:
             return
@@ -144,7 +144,7 @@ class Processors:
             self._ask(self.all, self.rows[place + 1], ids)  # row i + 1 follows drafted token i
 
     def _ask_known(self, one: Any, places: Places) -> None:
-        """Call a processor of ``KNOWN`` once for all places with equally many ids."""
+        """Call a processor of ``KNOWN`` once for all rows of logits after equally many ids."""
         groups = defaultdict[int, list[Any]](list)
         for row in range(places.texts.batch):
             for offset in places.offsets(row):
@@ -156,7 +156,7 @@ class Processors:
             places.logits[list(rows), list(offsets)] = of_rows(torch.cat(ids), scores)
 
     def _for_texts(self, one: Any, numbers: Sequence[int]) -> Any:
-        """Return a copy of a processor that holds the entries of these texts only."""
+        """Return a copy of a processor whose attributes ``BY_TEXT`` are those of these texts."""
         selected = copy.copy(one)
         for name in BY_TEXT:
             values = vars(one).get(name)
@@ -167,10 +167,10 @@ class Processors:
         return selected
 
     def _walk(self, places: Places) -> None:
-        """Call strangers at the next place of the text, and copies of them at drafted places.
+        """Call strangers for the next token of the text, and copies of them for drafted tokens.
 
-        While the draft is made (``draft`` is None), copies follow the drafted tokens. When the
-        target's rows are processed, each node's copy is made from the copy at the node's parent.
+        While the draft is made (``draft`` is None), only copies are called. When the target's rows
+        are processed, the copies for a node are made from the copies for the node's parent.
         """
         draft, logits = places.draft, places.logits[0]
         if draft is None:
@@ -194,7 +194,7 @@ class Processors:
             self._check()
 
     def _ask(self, processors: Sequence[Any], logits: Float[Tensor, "vocab"], ids: Tensor) -> None:
-        """Call the processors in order at one place of the text, and write the scores."""
+        """Call the processors in order for one token, and write their scores over ``logits``."""
         scores = logits[None].float()
         for one in processors:
             scores = asked(one, ids, scores)
@@ -234,7 +234,9 @@ def _nucleus(one: Any, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "ro
 
 
 def library_name(one: Any) -> str | None:
-    """Return a processor's class name without its last words; None if not of transformers.
+    """Return the class name of a transformers processor without its ending, or None.
+
+    The endings are ``LogitsProcessor`` and ``LogitsWarper``. Any other class gives None.
 
     A subclass of a class of transformers gives None, too.
     """

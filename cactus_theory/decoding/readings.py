@@ -4,11 +4,11 @@ A *draft* is a round of one text with at least one drafted token. Most counts ha
 vLLM's counters in ``/metrics`` (``vllm:spec_decode_num_drafts``, …).
 
 Always: Σ acceptance_histogram = num_drafts, Σ a · acceptance_histogram[a] = num_accepted_tokens =
-Σ num_accepted_tokens_per_pos, and mean_acceptance_length = 1 + Σ marginal_acceptance_rates; the
-marginal rates are the tail of the histogram. If all drafts have K tokens and none holds an end
-of text, the marginal rates are also the running products of the conditional rates. At a place that
-a shorter draft lacks, the marginal rate counts the draft as not accepted, and the conditional rate
-leaves the draft out.
+Σ num_accepted_tokens_per_pos, and mean_acceptance_length = 1 + Σ marginal_acceptance_rates. The
+marginal rate at position i = 1, 2, … is the share of drafts with at least i accepted tokens. If all
+drafts have K tokens and none holds an end of text, the marginal rates are also the running products
+of the conditional rates. At a position that a shorter draft lacks, the marginal rate counts the
+draft as not accepted, and the conditional rate leaves the draft out.
 
 An end of text inside a draft ends the round: tokens after the end count as drafted and not as
 accepted, and no recovered or bonus token follows (engines may also count tokens after the end).
@@ -47,9 +47,9 @@ class Reading:
     ----------
     rounds : (drafted, accepted, ended inside) → the number of such rounds of a text.
     num_tokens : number of new tokens.
-    emitted_divergence : Σ D(out‖q) over the verified rows, up to and including a round's first
+    emitted_divergence : Σ D(h‖q) over the verified rows, up to and including a round's first
         rejection, each computed exactly; with a tilt also over the rows of bonus tokens.
-    largest_row_divergence : the largest D(out‖q) of a verified row.
+    largest_row_divergence : the largest D(h‖q) of a verified row.
     divergence : the name of the metered divergence, which sets the unit (nats for KL).
     rows : number of rows in ``emitted_divergence``; None for one request of a batch.
     expected_accepted : Σ over the verified rows of the acceptance Σ p φ, on average equal to the
@@ -57,11 +57,11 @@ class Reading:
     raised_off_head : Σ over the verified rows of :func:`cactus_theory.emitted.raised_off_head`;
         None for one request of a batch.
     entropy : Σ over new tokens of the entropy of h, the law that the token was drawn from, in nats.
-    surprise : Σ over new tokens of the nats by which a token of h is on average less likely under
-        the target q than a token of q.
-    agreement : Σ over new tokens of how much more often a token of h equals a second draw from q
-        than a token of q does (:func:`cactus_theory.emitted.directions` defines all three). For
-        ``regret``, q is the row at temperature 1.
+    surprise : Σ over new tokens of the nats by which a token drawn from h is on average less likely
+        under the target q than a token drawn from q.
+    agreement : Σ over new tokens of how much more often a token drawn from h equals a second draw
+        from q than a token drawn from q does (:func:`cactus_theory.emitted.directions` defines
+        entropy, surprise and agreement). For ``regret``, q is the row at temperature 1.
     """
 
     rounds: Mapping[Kind, int]
@@ -91,7 +91,7 @@ class Reading:
 
     @property
     def num_drafts(self) -> int:
-        """Return the number of drafts."""
+        """Return the number of drafts: rounds with at least one drafted token."""
         return sum(self.drafts.values())
 
     @property
@@ -101,7 +101,7 @@ class Reading:
 
     @property
     def num_accepted_tokens_per_pos(self) -> tuple[int, ...]:
-        """Return for each place of a draft the number of drafts whose token there was accepted."""
+        """Return for each position in a draft the number of drafts whose token was accepted."""
         return tuple(accumulate(reversed(self.acceptance_histogram[1:])))[::-1]
 
     @property
@@ -111,7 +111,7 @@ class Reading:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Return 1 + accepted tokens per draft; 1 counts the recovered or bonus token."""
+        """Return 1 + accepted tokens per draft; the 1 counts the recovered or bonus token."""
         return 1 + _share(self.num_accepted_tokens, self.num_drafts)
 
     @property
@@ -121,14 +121,14 @@ class Reading:
 
     @property
     def marginal_acceptance_rates(self) -> tuple[float, ...]:
-        """Return for each place of a draft the share of all drafts whose token was accepted."""
+        """Return for each position in a draft the share of all drafts whose token was accepted."""
         return tuple(_share(count, self.num_drafts) for count in self.num_accepted_tokens_per_pos)
 
     @property
     def conditional_acceptance_rates(self) -> tuple[float, ...]:
-        """Return for each place the share of accepted tokens among the drafts that reached it.
+        """Return for each position the acceptance rate among the drafts that reached the position.
 
-        A draft reaches a place if it has a token there and all tokens before were accepted.
+        A draft reaches a position if it has a token there and all tokens before were accepted.
         """
         accepted = self.num_accepted_tokens_per_pos
         refused = [0] * len(accepted)
@@ -154,7 +154,7 @@ class Reading:
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return the emitted divergence per new token; bonus tokens cost 0 without a tilt."""
+        """Return the emitted divergence per new token; without a tilt bonus tokens add 0."""
         return self._per_token(self.emitted_divergence)
 
     @property
@@ -171,15 +171,15 @@ class Reading:
 
     @property
     def surprise_per_token(self) -> float | None:
-        """Return by how many nats h makes a new token less likely under q; None if unknown."""
+        """Return ``surprise``, in nats, per new token; None if unknown."""
         return self._per_token(self.surprise)
 
     @property
     def agreement_per_token(self) -> float | None:
         """Return Σ h q − Σ q² per new token; None if unknown.
 
-        This is the probability that a token of h equals an independent draw from q, less the
-        probability that a token of q does.
+        This is the probability that a token drawn from h equals an independent draw from q, less
+        the probability that a token drawn from q does.
         """
         return self._per_token(self.agreement)
 

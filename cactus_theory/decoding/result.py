@@ -114,7 +114,7 @@ class GenerationResult:
         return all(self.row_ended)
 
     def readings(self) -> list[Reading]:
-        """Return one reading per text; see ``decoding.readings``."""
+        """Return one :class:`Reading` per text."""
         rows = zip(self.row_rounds, self.row_lengths, strict=True)
         if self.token_charges is None or self.row_directions is None:
             return [Reading(rounds, length) for rounds, length in rows]

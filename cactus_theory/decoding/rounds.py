@@ -29,8 +29,8 @@ class DecodingError(RuntimeError):
     """Error of a decode: a token's row holds NaN, or gives no token a positive probability.
 
     The decode stops for all texts of the batch. A text's tokens do not depend on the rest of the
-    batch. So the other texts get the same tokens as before, and further tokens, if they are decoded
-    again without the failed text and with unchanged seeds (``seed + row`` of a single seed).
+    batch. So decode the other texts again without the failed text: with unchanged seeds (with a
+    single seed, ``seed + b`` for text b), they get the same tokens as before, and further tokens.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Rounds(ABC):
     def count(text: Text, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
         """Add a round to a text's counts; return (drafted, accepted, ended inside).
 
-        ``tokens`` are the verified tokens, ``emitted`` those up to an end of the text.
+        ``tokens`` are those that verification returned, ``emitted`` those up to an end of the text.
         """
         accepted = min(len(tokens) - 1, len(emitted))
         kind = drafted, accepted, len(emitted) < len(tokens)
@@ -138,7 +138,7 @@ class Rounds(ABC):
         p: Float[Tensor, "K vocab"] | None,
         places: range,
     ) -> DecodingError:
-        """Return the error for a text that got no token; one of the rows at ``places`` is bad."""
+        """Return the error for a text with a row, at one of ``places``, that is no distribution."""
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors.all
         causes = list[str]()
@@ -184,7 +184,7 @@ class Rounds(ABC):
 
 
 def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:
-    """Return the place of the first row that is no distribution, and the argument it comes from.
+    """Return the place of the first row that is no distribution, and the argument it is from.
 
     If all rows of both models are distributions, the policy is to blame.
     """

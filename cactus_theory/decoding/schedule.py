@@ -1,4 +1,4 @@
-"""Schedules: policies that change along a text, by position, inside a section, or by your class.
+"""Schedules: choose the policy along a text by position, by section, or by a class of yours.
 
 :func:`generate` takes a :class:`Schedule` in place of a policy; ``assignment`` runs the schedules.
 """
@@ -55,7 +55,7 @@ class Schedule(ABC):
         return f"{type(self).__name__}({', '.join(policy.spec for policy in self.policies)})"
 
     def check(self, verifier: Verifier) -> None:
-        """Raise ValueError for a verifier that cannot follow the schedule's policies.
+        """Raise ValueError for a verifier that does not support the schedule's policies.
 
         A subclass may also raise for verifiers under which the schedule's guarantee fails.
         """
@@ -97,8 +97,8 @@ class Schedule(ABC):
 
         If a subclass overrides this method, it is called instead of :meth:`choose`. The policy of
         token i may depend on ``drafted[:i]`` and on rows 0 to i, which are known before token i is
-        drawn. Override this method for a policy with a state along a block. Choices after a
-        rejected token are never used.
+        drawn. Override this method if the choices depend on rows. Choices after a rejected token
+        are never used.
         """
         return self.choose(state, drafted)
 
@@ -112,8 +112,8 @@ class Schedule(ABC):
         """Return the index of the policy at every node of one text's draft, and solved nodes.
 
         Paths of the draft are passed to :meth:`choose` or :meth:`choose_by_rows`; a class of
-        another package gets copies. The solved nodes, by number, are nodes whose emitted laws a
-        subclass has computed to choose; the verifier uses their laws. There are none by default.
+        another package gets copies. The solved nodes, by number, are those whose emitted laws a
+        subclass computed in order to choose; the verifier uses these laws. The default has none.
         """
         count = draft.lengths[0]
         choice = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1)
@@ -138,7 +138,7 @@ class Schedule(ABC):
     def _along(
         self, state: Any, path: list[int], nodes: Nodes, ends: bool = False
     ) -> Int[Tensor, "count"]:
-        """Return the choices for a path's tokens and, with ``ends``, for the place after them."""
+        """Return the choices for a path's tokens and, with ``ends``, for the token after them."""
         draft, ids = nodes.draft, nodes.draft.token_ids[0, path]
         if ends:
             # id 0 stands for the token after the path, as no policy depends on the token it judges
@@ -156,7 +156,7 @@ class Schedule(ABC):
         return self.choose_by_rows(state, *read) if by_rows else self.choose(state, *read)
 
     def shown(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes for :meth:`observe`; copies, for a class of another package."""
+        """Return the nodes for :meth:`observe`: copies if the class is of another package."""
         return nodes if is_own(type(self)) else [node.copy() for node in nodes]
 
     def observe(self, state: Any, nodes: Sequence[Node]) -> Any:
@@ -254,14 +254,14 @@ def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
 
 
 def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:
-    """Raise ValueError for a policy or a schedule that the verifier cannot follow."""
+    """Raise ValueError for a policy or a schedule that the verifier does not support."""
     policy.check(verifier) if isinstance(policy, Schedule) else verifier.check(policy)
 
 
 def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str], str]:
-    """Return the verifiers among ``names`` that can follow a policy or schedule.
+    """Return the verifiers among ``names`` that support a policy or schedule, and an error text.
 
-    Also the error of the last verifier that cannot, or an empty text.
+    The text is the error of the last verifier that does not, or empty.
     """
     able, refused = [], ""
     for name in dict.fromkeys(names):
@@ -380,7 +380,7 @@ def _ends(text: Int[Tensor, "T"], markers: Sequence[Sequence[int]]) -> Bool[Tens
 
 
 def _markers(name: str, value: int | Iterable[Marker]) -> tuple[tuple[int, ...], ...]:
-    """Return markers as tuples of ids; ValueError for an empty marker or none."""
+    """Return markers as tuples of ids; ValueError for an empty marker or no marker."""
     each = [value] if isinstance(value, int) else list(value)
     markers = [(marker,) if isinstance(marker, int) else tuple(marker) for marker in each]
     if not markers or not all(markers):

@@ -42,10 +42,10 @@ class Setting:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Return keywords of :func:`cactus_theory.generate`; :meth:`drafter` makes the draft."""
+        """Return keywords for :func:`cactus_theory.generate`; :meth:`drafter` returns the draft."""
         soft = not self.plain and relaxes_greedy([read_rule(self.policy)])
         return self.cuts.options(self.temperature, soft) | ({} if self.plain else self.names)
 
     def drafter(self, draft_model: Any) -> Any:
-        """Return the drafter, with the draft's cuts on its rows; None if there is no policy."""
+        """Return a drafter whose rows have the draft's truncation; None if there is no policy."""
         return None if self.plain else self.cuts.drafter(draft_model, self.temperature)

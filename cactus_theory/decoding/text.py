@@ -1,6 +1,7 @@
 """The texts of a batch: a record for each text, one buffer for all ids, and vocabulary checks.
 
-Decode loops, drafters and processors read the texts; only the loops settle tokens.
+Decode loops, drafters and processors read the texts; only the loops append emitted tokens. The
+*settled* tokens of a text are the prompt and the emitted tokens.
 """
 
 from collections import Counter
@@ -29,13 +30,13 @@ class Text:
     Attributes
     ----------
     number : number of the text in the batch of prompts.
-    ids : ids of the prompt and the settled tokens.
-    length : number of ids that drafted tokens follow.
+    ids : ids of the prompt and the emitted tokens.
+    length : number of ids before the drafted tokens.
     prompt_length : number of ids in the prompt.
     limit : the most ids, prompt included.
     ended : whether an end-of-text token or ``stop`` has ended the text.
     rule : the policy or schedule of the text, with its state.
-    stream : function that returns the next n coins of the text's stream.
+    stream : function that returns the next n coins of the text's random generator.
     rounds : (drafted, accepted, ended inside) → the number of such rounds.
     """
 
@@ -65,8 +66,9 @@ class Texts:
     In the buffer every text starts at position 0, without padding in front, and drafted tokens
     stand after the settled tokens. ``all`` are all texts; ``rows`` are the texts that are still in
     the batch, by row of the buffer. ``capacity`` is the most positions of a text. ``last`` is the
-    last index of the buffer; ``beside`` indices more than ``capacity`` hold the further nodes of
-    trees. ``given`` are the prompts with padding, as the caller passed them; None without padding.
+    last index of the buffer, ``capacity + beside``: ``beside`` indices are for nodes of trees that
+    are not on a path. ``given`` are the prompts with padding, as the caller passed them; None
+    without padding.
 
     ``policies`` has one entry for all texts or one per text. ``seeds`` is the seed of the first
     text (text b uses the seed plus b), or one seed per text. ``stop`` is called after every token
@@ -156,7 +158,7 @@ class Texts:
         return torch.cat([self.given[text.number][None], ids[:, text.prompt_length :]], 1)
 
     def path_ids(self, row: int, path: Sequence[int]) -> Int[Tensor, "1 length"]:
-        """Return a row's settled ids followed by the drafted ids at the places of ``path``."""
+        """Return a row's settled ids followed by the drafted ids at the indices ``path``."""
         length = self.rows[row].length
         return self.buffer[row : row + 1, [*range(length), *(length + place for place in path)]]
 
@@ -171,7 +173,7 @@ class Texts:
         return [self.append(row, ids) for row, ids in enumerate(emitted)]
 
     def append(self, row: int, ids: Sequence[int]) -> int:
-        """Append ids that are in the buffer to a row, up to an end of text; return their number."""
+        """Append ids, already in the buffer, to a row's text up to its end; return their number."""
         text, stop = self.rows[row], self.stop
         for count, token in enumerate(ids, 1):
             text.ids.append(token)
@@ -183,7 +185,7 @@ class Texts:
         return len(ids)
 
     def _write(self, at: Sequence[int], token: Int[Tensor, "batch"]) -> None:
-        """Write one id into every row of the buffer, at index ``at[b]`` or the last index."""
+        """Write one id into every row b of the buffer, at index ``at[b]``, at most the last one."""
         if self.batch == 1:
             self.buffer.select(1, at[0]).copy_(token)
             return

@@ -1,8 +1,8 @@
 """Top-k and top-p truncation of rows, after the temperature, for target and draft separately.
 
 Engines differ in whether they also cut the draft's rows. vLLM's model runner V1 draws drafts from
-whole rows (vLLM issue 56724); Hugging Face cuts the rows of both models (transformers issue 47932
-reports other rows).
+whole rows (vLLM issue 56724). Hugging Face cuts the rows of both models (by transformers issue
+47932, verification then reads the draft's rows before the cuts).
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,14 +68,14 @@ class Cuts:
 
     @classmethod
     def of(cls, logged: Mapping[str, Any]) -> "Cuts | None":
-        """Return the cuts in a manifest or file, None without any; ValueError for invalid cuts."""
+        """Return the cuts logged in a manifest or file, or None; ValueError for invalid cuts."""
         values: list[Any] = [logged.get(field.name) for field in fields(cls)]
         return cls(*values) if "top_k" in logged else None
 
     def options(self, temperature: float, soft: bool = False) -> dict[str, Any]:
         """Return the keywords ``temperature`` and ``logits_processor`` that make the target's cuts.
 
-        Cuts change nothing at temperature 0, except for policies that read ``soft`` rows there.
+        At temperature 0 cuts change nothing, unless policies read softmax rows there (``soft``).
 
         Raises
         ------
@@ -85,7 +85,7 @@ class Cuts:
         return _options(temperature, self.top_k, self.top_p, soft)
 
     def rows(self, *logits: Any, temperature: float) -> list[Any]:
-        """Return the rows of target and draft with their cuts, as :func:`cut_rows` makes them."""
+        """Return target rows and draft rows from logits, each with its cuts (:func:`cut_rows`)."""
         sides = zip(logits, self._sides, strict=True)
         return [cut_rows(row, temperature=temperature, top_k=k, top_p=p) for row, (k, p) in sides]
 

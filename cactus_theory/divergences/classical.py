@@ -1,4 +1,4 @@
-"""The divergences that are registered: f-divergences, with an order or without, Rényi's, and max.
+"""The registered divergences: f-divergences, with or without an order, Rényi and max-divergence.
 
 :class:`FDivergence` documents the members of each class.
 """

@@ -1,9 +1,9 @@
-r"""Divergences: their base classes, the geometry that the optimum needs, and their registry.
+r"""Divergences: their base classes, with the members that the optimum needs, and their registry.
 
 Every f-divergence is :math:`D_f(h\|q) = \sum_{q>0} q f(h/q) + f'(\infty)\,h(q=0)` with convex
-f, f(1) = 0. Other divergences are increasing functions of an f-divergence (Rényi), so that budgets
-translate, or bound the ratio h/q pointwise (max-divergence). The optimum and the solvers use only
-the members declared here, and have no code for particular divergences.
+f, f(1) = 0. Any other divergence is an increasing function of an f-divergence (Rényi), to which its
+budgets translate, or bounds the ratio h/q pointwise (max-divergence). The optimum and the solvers
+use only the members declared here, and have no code for particular divergences.
 Source of the definitions: Csiszár 1967; Liese & Vajda 2006; van Erven & Harremoës 2014.
 """
 
@@ -26,18 +26,19 @@ CURVATURE_STEP = 1e-5
 
 @dataclass(frozen=True)
 class Divergence:
-    """A divergence D(h‖q), in nats or another unit, 0 iff h = q; dataclass fields are its knobs.
+    """A divergence D(h‖q), in nats or another unit, 0 iff h = q; its dataclass fields are knobs.
 
     Attributes
     ----------
-    name : the spec's name; ``spec`` adds the knobs.
+    name : the name in specs; ``spec`` adds the knobs.
     example : knobs of the member that stands for the family in audits and tables.
     generator : the f-divergence that a budget translates to; None where the budget bounds
         h/q pointwise, by ``ceiling``.
     concave_frontier : whether the best acceptance is concave in the budget.
-    priced : whether this is strictly concave, so that every price names one budget.
+    priced : whether the best acceptance is strictly concave in the budget, so that every price
+        belongs to one budget.
     linear : whether D ≤ δ is a set of linear constraints on h.
-    additive : whether a sum of values over positions is a convex budget on their rows.
+    additive : whether the sum of D over positions is convex in the positions' rows.
     """
 
     name = "divergence"
@@ -78,7 +79,7 @@ class Divergence:
         return value
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
-        """Return the price dA/dδ from the generator's price, where D is ``value``."""
+        """Return the price dA/dδ from the generator's ``price``, at a divergence of ``value``."""
         return price
 
     def ceiling(self, delta: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class FDivergence(Divergence):
-    """A divergence given by a convex generator f with f(1) = 0, which is its ``generator``.
+    """A divergence given by a convex function f with f(1) = 0; it is its own ``generator``.
 
     Attributes
     ----------
@@ -134,7 +135,7 @@ class FDivergence(Divergence):
     def curvature(self, t: Tensor) -> Tensor:
         """Return f″(t); by default a central difference of f′, good to about nine digits.
 
-        Only speed depends on the error, so a class need not define it exactly.
+        A class need not define f″: the error of the difference costs only time.
         """
         step = CURVATURE_STEP * t
         return (self.slope(t + step) - self.slope(t - step)) / (2 * step)
@@ -164,7 +165,7 @@ class FDivergence(Divergence):
     def two_points(self, raised: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
         """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of rows with h_n = γ, and its slope.
 
-        The slope is the derivative in γ.
+        γ is ``raised``, and q is ``q_n``; the slope is the derivative in γ.
         """
         rest = 1 - q_n
         up, down = raised / q_n, (1 - raised) / rest
@@ -197,8 +198,8 @@ def register_divergence(kind: Kind) -> Kind:
 
     These places are ``ct.divergence``, the optimum, the band, audits, the command line, and the
     solvers, which also need its form for cvxpy (``solvers/_perspective.py``). The class has a name,
-    its knobs as dataclass fields, an ``example`` of the knobs if there are any, and its geometry
-    (see :class:`Divergence`). Its declarations about the generator at 1 are checked.
+    its knobs as dataclass fields, an ``example`` of the knobs if there are any, and the members
+    of :class:`Divergence` or :class:`FDivergence`. f(1) = 0 and ``slope_at_one`` are checked.
 
     Raises
     ------

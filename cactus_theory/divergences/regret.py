@@ -35,7 +35,7 @@ class Regret(Divergence):
         return torch.where(h > 0, h * regrets(q), 0.0).sum(-1)
 
     def from_ceiling(self, ratio: Tensor) -> Tensor:
-        """Raise ValueError: regret bounds no h/q, as programs without a generator would need."""
+        """Raise ValueError: a budget of regret bounds no h/q; ct.optimal_regret solves it."""
         raise ValueError("divergence: regret has a program of its own, ct.optimal_regret")
 
 

@@ -37,7 +37,7 @@ SETTLED, NOISE = tl.constexpr(1e-6), tl.constexpr(3e-8)
 
 @triton.jit
 def newton_step(excess, slope, x, lower, upper, flag):
-    """Return one row's next point and bracket, float64, and the flag, from E and E′ at x."""
+    """Return the next point, the bracket and the flag of one row, from E and E′ at x; float64."""
     below = excess < 0
     lower, upper = tl.where(below, x, lower), tl.where(below, upper, x)
     flag = flag | tl.where(below, LOW_SEEN, HIGH_SEEN)
@@ -59,7 +59,7 @@ def newton_step(excess, slope, x, lower, upper, flag):
 
 @triton.jit
 def excess_of(band, row, form: tl.constexpr):
-    """Return E and E′ of one row, float64, summed over the parts."""
+    """Return E and E′ of one row, float64, by adding up the sums of the row's parts."""
     part = tl.arange(0, form.most_parts)
     at = row.to(tl.int64) * form.parts + part
     excess = tl.load(band.excess + at, mask=part < form.parts, other=0.0).to(tl.float64)
@@ -69,7 +69,7 @@ def excess_of(band, row, form: tl.constexpr):
 
 @triton.jit
 def part_of_rows(b, place, part, inverse, requests, target, draft, softmax, form: tl.constexpr):
-    """Return one part of the rows q and p at one place, float32."""
+    """Return one part of the rows q and p at ``place`` of request b, float32."""
     row = b * form.rows + place
     peak_q, weight_q = tl.load(softmax.peaks + row), tl.load(softmax.weights + row)
     row += form.width
@@ -85,10 +85,10 @@ def band_step(
     requests, target, draft, softmax, decision, band, stepped, knob, form: tl.constexpr,
     FIRST: tl.constexpr, REFUSED: tl.constexpr,
 ):  # fmt: skip
-    """Take one Newton step on every row with READ, and write one part of E and E′ at the new point.
+    """Take one Newton step on every row with the flag READ; write E and E′ of one part after it.
 
     Grid: (B K, C), or with REFUSED (B, C): only the row of each request's rejected token. Reads
-    ``band`` and writes ``stepped``. With FIRST there is no step, only sums at the starting points.
+    ``band`` and writes ``stepped``. With FIRST no step is taken before E and E′ are written.
     """
     take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)

@@ -6,7 +6,7 @@ The first launch sums a row's weights by parts. The second finds the part where 
 reads that part again, and finds the token: the first token of positive weight at which the running
 sum exceeds the coin times the total, as in ``cactus_theory/verify/draw.py``. Weights and sums of
 parts are float32, running sums float64. Weights are (s q − p)₊ for a recovered token. For a bonus
-token, or if no weight is left, they are q, computed from the raw logits.
+token, or if all these weights are 0, they are q, computed from the raw logits.
 
 Parameters are groups of ``buffers.py``; for ``position``, ``places`` and ``stream`` see
 ``random_numbers.py``, for all other values ``_rows.py``.
@@ -77,8 +77,9 @@ def scale_of(b, place, decision, band, knob, form: tl.constexpr):
 def leftover(requests, target, draft, softmax, decision, band, sums, knob, form: tl.constexpr):
     """Write the sums of one part of the row that each request's last token is drawn from.
 
-    Grid: (B, C). At a rejected token these are sums of the residual; sums of q are copied from
-    ``softmax``. ``band`` has the edges of the rejected tokens' rows; None if the scales suffice.
+    Grid: (B, C). After a rejection these are the sums of the residual, and the sums of q, copied
+    from ``softmax``. ``band`` has the bands of the rejected tokens' rows, from which the residuals'
+    scales follow; None if ``decision.scales`` has the scales already.
     """
     take_turn(form)
     b, part = tl.program_id(0), tl.program_id(1)
@@ -119,9 +120,9 @@ def masses_of(b, inverse, sums, form: tl.constexpr):
 
 @triton.jit
 def first_beyond(mass, share):
-    """Return the index of the first positive mass at which the running sum exceeds ``share``.
+    """Return the index of the first positive mass at which the running sum exceeds share × total.
 
-    ``share`` is a share of the total. Also returns how far into that mass it lies, from 0 to 1.
+    Also returns how far into this mass share × total lies, as a share of the mass.
     """
     index = tl.arange(0, mass.shape[0])
     running = tl.cumsum(mass, 0)
@@ -149,9 +150,10 @@ def likeliest_of(b, sums, form: tl.constexpr):
 
 @triton.jit
 def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
-    """Return the token where the coin falls in part ``found``, whose tokens have these weights.
+    """Return the token that the coin draws within part ``found``, whose tokens have ``weight``.
 
-    −1 if the row is no distribution; for a greedy request the likeliest token.
+    ``share`` is how far into the part the coin falls. For a greedy request the token is the
+    likeliest token. The result is −1 if the row is no distribution.
     """
     inside, _ = first_beyond(weight.to(tl.float64), share)
     token = found * form.part + inside
@@ -164,7 +166,7 @@ def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
 def finish(
     requests, target, draft, softmax, decision, band, sums, emitted, knob, form: tl.constexpr
 ):
-    """Draw the last token; write the accepted tokens, the last token, and −1 behind. Grid: (B,)."""
+    """Draw the last token; write the accepted tokens, the last token, and then −1. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
     count = tl.load(decision.accepted + b)

@@ -64,12 +64,12 @@ class Step:
         launch(kernel, (self.work.batch,), {**self.shared, **other}, warps)
 
     def _run_chain(self) -> BandBuffers | None:
-        """Verify token by token; return the buffers with the edges of rejected tokens' rows."""
+        """Verify token by token; return the state of rejected tokens' bands, None without bands."""
         self.by_request(_verdicts.judge)
         return self._solve(decide=True) if self.solved else None
 
     def _run_block(self) -> None:
-        """Verify blocks. There are no edges to return: ``decision.scales`` has the whole scales."""
+        """Verify blocks; return None, as ``decision.scales`` then has the residuals' scales."""
         self.by_request(_verdicts.block_entries)
         band = self._solve(decide=False) if self.solved else None
         launch(_verdicts.block_walk, (self.work.batch,), {**self.shared, "band": band}, 1)
@@ -78,10 +78,10 @@ class Step:
         self.by_request(_verdicts.block_judge)
 
     def _solve(self, decide: bool) -> BandBuffers:
-        """Take the Newton steps; return the buffers with the last state.
+        """Solve bands by Newton steps; return the buffers with the state after the last step.
 
-        With ``decide`` (a chain) the OPEN tokens are decided after the first sums; from then on
-        only the rows of rejected tokens are solved.
+        With ``decide`` (a chain) E is first computed for all marked rows, which decides the OPEN
+        tokens; from then on only the rows of rejected tokens are solved.
         """
         band, stepped = self.work.bands
         for step in range(self.steps):

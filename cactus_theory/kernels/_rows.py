@@ -77,7 +77,7 @@ def temperature_of(b, requests, form: tl.constexpr):
 
 @triton.jit
 def fall(logit, peak, inverse):
-    """Return e^((l − M)/T) in float32, by two operations and a power of two.
+    """Return e^((l − M)/T) in float32, where ``peak`` is M and ``inverse`` is 1/T.
 
     The difference is taken first. l/T − M/T would be a single multiply-add, but would overflow in a
     part where every logit is masked by the least float32, and would lose l − M for M/T > 2^30.
@@ -93,7 +93,7 @@ def number_of(knob):
 
 @triton.jit
 def store_sums(logit, part, at, inverse, sums, vocab, form: tl.constexpr):
-    """Write max l, Σ exp((l − max l)/T) and the first token with max l, for one part of a row."""
+    """Write max l, Σ exp((l − max l)/T) and the first token with max l, of one part's logits l."""
     most = tl.max(logit, 0)
     finite = tl.where(most == -float("inf"), 0.0, most)  # −∞ − (−∞) would be NaN
     tl.store(sums.most + at, most)
@@ -153,7 +153,7 @@ def row_sums(row, on, inverse, softmax, form: tl.constexpr):
 
 @triton.jit
 def likeliest(row, on, peak, softmax, form: tl.constexpr):
-    """Return the first token (n,) with the largest logit ``peak`` of rows, as in ``row_sums``."""
+    """Return the first token with the largest logit ``peak`` of each row (n,) of ``softmax``."""
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
     read = on[:, None] & (part < form.parts)

@@ -4,10 +4,10 @@
 
 A chain is decided by q and p of the drafted tokens alone, except under a band: rows are read only
 for tokens that q and p leave open. A block needs the alive ratio P down the path, and then one sum
-per node (formulas as in :mod:`cactus_theory.verify.block`). Under a band, all rows from the first
-that might lower P are solved before, which is possible since no row's band depends on P. Parameters
-are the groups of ``buffers.py``; ``coin`` is the coin of a drafted token, float64 in [0, 1);
-``_rows.py`` describes all other values.
+per node (formulas as in :mod:`cactus_theory.verify.block`). Under a band, the rows from the first
+node on that may lower P are solved before, all at once: bands of kernels do not depend on P.
+Parameters are the groups of ``buffers.py``; ``coin`` is the coin of a drafted token, float64 in
+[0, 1); ``_rows.py`` describes all other values.
 """
 
 import triton
@@ -39,9 +39,10 @@ def two_points(x, q_n):
 
 @triton.jit
 def exact_ceiling(q_n, above, delta):
-    """Return the root γ of D(γ‖q_n) = ``delta`` below ``above``, where D > δ, float64.
+    """Return the γ from q_n to ``above`` with D(γ‖q_n) = ``delta``, float64.
 
-    Newton steps start at ``above``. D is convex, so that every step stays above the root.
+    D is :func:`two_points`, and above ``delta`` at ``above``, where Newton steps start. As D is
+    convex, every step stays above the root.
     """
     inner = (q_n > 0) & (q_n < 1) & (above > q_n) & (above < 1)
     q = tl.where(inner, q_n, 0.5)
@@ -56,7 +57,7 @@ def exact_ceiling(q_n, above, delta):
 def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
     """Return the verdicts on tokens, and the scale s of the residual after a rejected token.
 
-    ``knob`` is that of :class:`KernelPolicy`. DETERMINISTIC_ROW: whether p is one-hot. Under the
+    ``knob`` is ``KernelPolicy.knob``. DETERMINISTIC_ROW: whether p is one-hot. Under the
     band a verdict is OPEN if the row must be read, and REFUSED if no band accepts the token.
     """
     threshold = coin * p_n
@@ -95,7 +96,7 @@ def verdicts_of(q_n, p_n, coin, knob, KIND: tl.constexpr, DETERMINISTIC_ROW):
 
 @triton.jit
 def first_refusal(verdict, place, length):
-    """Return the number of tokens, of ``length`` tokens, before the first REFUSED token."""
+    """Return how many of the first ``length`` tokens come before the first REFUSED token."""
     return tl.min(tl.where((place < length) & (verdict == REFUSED), place, length), 0)
 
 
@@ -150,7 +151,7 @@ def band_judge(requests, decision, band, form: tl.constexpr):
     """Decide OPEN tokens: accepted iff E < 0 at the token's ratio coin · p_n/q_n. Grid: (B,).
 
     The coin is below φ = b q_n/p_n iff the ratio is below the edge b, and E rises through 0 at b.
-    Afterwards only the row of each request's first rejected token is marked.
+    Afterwards only the row of each request's first rejected token is marked to be solved.
     """
     take_turn(form)
     b = tl.program_id(0)

@@ -1,4 +1,4 @@
-r"""Arguments of the kernels of a step, in groups of tensors and numbers with shapes, and checks.
+r"""The arguments of kernels, in groups of tensors and numbers, and checks of their shapes.
 
 A kernel takes the groups that it reads and writes, and the :class:`Form` that it is compiled for.
 B requests draft up to K tokens each; a row over the vocabulary V has C parts. Inputs are
@@ -126,17 +126,17 @@ class Form:
 
     @property
     def places(self) -> int:
-        """Return the least power of two ≥ K, the length of arrays of places in a kernel."""
+        """Return the least power of two ≥ K, the length of a kernel's arrays by drafted token."""
         return next_power(self.width)
 
     @property
     def outputs(self) -> int:
-        """Return the least power of two ≥ K + 1."""
+        """Return the least power of two ≥ K + 1, the length of arrays of emitted tokens."""
         return next_power(self.width + 1)
 
     @property
     def most_parts(self) -> int:
-        """Return the least power of two ≥ C."""
+        """Return the least power of two ≥ C, the length of arrays by part of a row."""
         return next_power(self.parts)
 
 
@@ -144,7 +144,8 @@ class Workspace:
     """Memory for the intermediate results of :func:`verify_logits`, to reuse in every step.
 
     A workspace serves one step at a time, with the sizes that it was made for. With a workspace and
-    ``out`` a step allocates no memory. It has a few numbers per row and part, and per request.
+    ``out`` a step allocates no memory. The workspace holds a few numbers for each part of each row,
+    and for each request.
 
     Parameters
     ----------

@@ -60,21 +60,22 @@ def verify_logits(
     ``cactus_theory/kernels/random_numbers.py``), so that a request emits the same tokens alone and
     in any batch.
 
-    On a CUDA device, policies of :func:`has_kernel` run in a fixed sequence of launches. Nothing
-    is read on the host, no table of probabilities is written, and a step can be captured in a
-    CUDA graph (run each shape once before; with ``workspace`` and ``out`` nothing is allocated).
-    Probabilities are float32; q and p of drafted tokens are float64. Every row is read once, and
-    the row of the recovered or bonus token is read again. The band at a price has further reads. It
-    reads once more the rows of tokens that lossless sampling rejects and the band may accept, all
-    at once, up to the first token that no band accepts. Then it reads the rejected token's row 2 to
-    4 times to solve the band. A block reads the rows after the last node with alive ratio 1 again,
-    and on the band solves the rows of its path.
+    On a CUDA device, policies with a kernel (:func:`has_kernel`) run in a fixed sequence of
+    launches. Nothing is read on the host, no table of probabilities is written, and a step can be
+    captured in a CUDA graph (run each shape once before; with ``workspace`` and ``out`` nothing is
+    allocated). Probabilities are float32; q and p of drafted tokens are float64. Every row is read
+    once, and the row of the recovered or bonus token is read again. The band at a price has further
+    reads. It reads once more the rows of tokens that lossless sampling rejects and the band may
+    accept, all at once, up to the first token that no band accepts. Then it reads the rejected
+    token's row 2 to 4 times to solve the band. The verifier ``block`` reads again the rows after
+    the last node with alive ratio 1, and under the band solves the rows of the drafted path.
 
-    All other policies and devices take softmax and PyTorch in float64. The emitted law is the same
-    and, up to rounding, so are the tokens; the host may wait for the device.
+    Other policies, and CPUs, run in PyTorch, with softmax rows in float64. The emitted law is the
+    same and, up to rounding, so are the tokens; the host may wait for the device.
 
     Parameters
     ----------
+    policy : a policy or its spec.
     target_logits : (B, K + 1, V), the last row for the bonus token. float32, bfloat16 or float16;
         any strides with stride 1 along V. −inf excludes a token.
     draft_logits : (B, K, V); None if the draft was deterministic.

@@ -58,7 +58,7 @@ def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
 
 
 def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
-    """Return the policy as a kernel takes it, None for a policy without a kernel."""
+    """Return a policy as a kernel takes it; None if there is no kernel under this verifier."""
     of_policy = KERNELS.get(type(policy))  # by exact class: a subclass may change the formula
     kernel = None if of_policy is None else of_policy(untilted(policy))
     if kernel is None or verifier not in ("chain", "block"):

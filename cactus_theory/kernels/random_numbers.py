@@ -26,7 +26,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def philox(key: Tensor, counters: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return Philox 4x32-10: four int64 tensors of 32-bit numbers; int64 arguments broadcast."""
+    """Return the four 32-bit numbers of Philox 4x32-10, as int64; int64 arguments broadcast."""
     first, second = key & _LOW, (key >> 32) & _LOW
     a, b, c, d = (part & _LOW for part in counters)
     for _ in range(10):

@@ -2,15 +2,16 @@ r"""The theorem of the band: the best acceptance under a budget on the emitted l
 
 .. math:: \max_h \sum_i \min(p_i, h_i) \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 
-For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b, a band, is optimal;
-the divergence only decides how far to go along the path of such bands. ``batch_edges`` finds the
-edges a and b of many rows, without a sort where it can. ``sorted_path`` has all bands of a row
-sorted by p/q, and ``certificate`` translates budgets and prices and bounds the optimum. ``rows``
-decides a token of one row on the CPU, at a node of a path by the band of p/P, and solves the row
-only after a rejection. ``pooled`` spends one budget over many rows. ``selection`` makes one draft
-row of several drafts at a node. ``look_ahead`` has the best law of a block whose draft is
-deterministic. ``tilted`` adds a least worth of the emitted token, and ``regret`` is for temperature
-0. Policies, verifiers and the public functions below use these modules.
+For every divergence :math:`h = \mathrm{clip}(p, aq, bq)` with 0 ≤ a ≤ 1 ≤ b, a band, is optimal. A
+row has one such band for each rejection probability, and the divergence only decides which of them
+a budget reaches. ``batch_edges`` finds the edges a and b of many rows, without a sort where it can.
+``sorted_path`` looks up the bands of rows that are sorted by p/q. ``certificate`` measures bands
+and proves that no row accepts more. ``band_row`` decides about a token of one row on the CPU, and
+solves the row only after a rejection. ``pooled`` spends one budget over many rows. ``selection``
+makes the draft row of a position at which several tokens are drafted. ``look_ahead`` has the best
+law of a block whose draft is deterministic. ``tilted`` also sets a lower limit for the mean of a
+token score such as ln q, and ``regret`` is for temperature 0. Policies, verifiers and the public
+functions below use these modules.
 Prior art for reverse KL: mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv
 2609.30474).
 """

@@ -51,15 +51,15 @@ def optimal_acceptance(
     support: str = "target",
     normalise: bool = False,
 ) -> OptimalAcceptance:
-    r"""Maximise the acceptance of a drafted token under a bound on the emitted divergence.
+    r"""Maximise the acceptance of a drafted token under a bound on the divergence from the target.
 
     .. math:: \max_{h \in \Delta} \sum_i \min(p_i, h_i) \;\text{ s.t. }\; D(h\|q) \le \delta
 
     The optimal row h is a band, and ``gap`` proves that no row is better (THEORY.md, Theorems 7 and
     8). The result is exact up to float64 rounding for every divergence. The solver takes a few
     passes over the rows, or one sort by p/q and lookups where these passes do not converge. No
-    gradient flows through the result. A few rows are solved at a time, on one thread: beyond rows
-    and result the function takes at most 100 MB, whatever the batch.
+    gradient flows through the result. A few rows are solved at a time, on one thread: beside the
+    input and the result the function takes at most 100 MB, whatever the batch.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def optimal_acceptance(
         miss 1 by the dtype's tolerance and are divided by their float64 sum.
     divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
     delta : budget ≥ 0 (nats for KL), a number or an array broadcasting to (...).
-    price : instead of delta, the slope dA/dδ ≥ 0 that the optimum has. To spend a common budget
-        best, give all rows the same price.
+    price : instead of delta, the slope dA/dδ ≥ 0 of the best acceptance A in the budget. To spend
+        a common budget best, give all rows the same price.
     acceptance : instead of delta, the acceptance to reach at the least divergence; rows
         that reach this acceptance losslessly keep h = q.
     support : with ``target``, h is 0 wherever q is 0; with ``free``, the program above is solved

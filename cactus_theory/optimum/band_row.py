@@ -1,19 +1,20 @@
 r"""The band of one row on a CPU, solved by compiled loops if numba is installed.
 
-A token n with coin u is accepted iff u p_n < b q_n, that is iff r = u p_n/q_n is below the band's
+Under the band h = clip(p, aq, bq) a token n with coin u is accepted iff r = u p_n/q_n is below the
 upper edge b. Whether r < b is decided first; only a rejection needs the whole band, for the
-residual (aq − p)₊ (THEORY.md, Theorem 15). :mod:`cactus_theory.verify.node` forms r.
+residual (aq − p)₊ (THEORY.md, Theorem 15). :mod:`cactus_theory.verify.node` computes r.
 
 A row belongs to a node of a drafted path. The alive ratio P is the probability that block
 verification accepts the path up to the node (:class:`cactus_theory.policies.policy.PathState`); a
 row by itself has P = 1. The mass emitted at the node is g = P h with the band h of p/P (Theorem 13,
-for later tokens that are worth nothing):
+if no value is put on later tokens):
 
 .. math:: g = \mathrm{clip}(p,\; A q,\; U q), \qquad Σ g = P, \qquad f'(U/P) − f'(A/P) = 1/ν
 
-at a price ν, in tokens per unit of divergence; within a budget D(h‖q) = δ instead of the last
-equation. Off a head U is at most P, too (Theorem 24). Rows need not sum to 1: Σ g is P Σp, and q is
-divided by its sum. Edges are "in the row's units", the units of p/q before this division.
+The last equation is for a price ν, in tokens per unit of divergence; within a budget δ the equation
+D(h‖q) = δ takes its place. If only a head of likely tokens may rise above q, the other tokens have
+an upper edge of at most P (Theorem 24). Rows need not sum to 1: Σ g is P Σp, and q is divided by
+its sum. Edges are "in the row's units", the units of p/q before this division.
 
 f′ is compiled for the classes of ``CURVES``. For other divergences, without numba and on a device
 the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.batch_edges`).
@@ -55,7 +56,7 @@ CURVES: dict[type, tuple[float, float]] = {
 
 @cache
 def loops() -> Any:
-    """Return the compiled loops by name; None without numba, of which one warning is given."""
+    """Return the compiled loops by name; if numba does not load, warn once and return None."""
     try:
         names = ("passes", "refills", "row_edges")
         files = (import_module(f"cactus_theory.optimum.{name}") for name in names)
@@ -73,7 +74,7 @@ def loops() -> Any:
 
 
 def is_compiled(f: Any) -> bool:
-    """Return whether compiled loops solve the rows of an f-divergence."""
+    """Return whether compiled loops solve the bands of the f-divergence ``f``."""
     return curve_of(f) is not None and loops() is not None
 
 
@@ -92,12 +93,12 @@ def warm() -> None:
 
 
 def curve_of(f: object) -> tuple[float, float] | None:
-    """Return c and a of an f-divergence whose f′ is compiled, None for other divergences."""
+    """Return c and a of f″ as in ``CURVES``; None for divergences whose f′ is not compiled."""
     return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))
 
 
 def costs_of(f: FDivergence, ratios: Row) -> Row:
-    """Return f(t) − f′(1)(t − 1) of ratios t, by a compiled loop if there is one."""
+    """Return f(t) − f′(1)(t − 1) of ratios t = h/q, by a compiled loop if there is one."""
     if type(f) not in COSTS:
         return f.centred(from_numpy(ratios)).numpy()
     loops().write_costs(ratios, type(f) is known.KL, costs := np.empty_like(ratios))
@@ -105,9 +106,10 @@ def costs_of(f: FDivergence, ratios: Row) -> Row:
 
 
 class PricedBand:
-    """Constants of the bands of all rows at a price, in edges a ≤ 1 ≤ u.
+    """Constants of the bands of all rows at one price ν, whose edges are a ≤ 1 ≤ u.
 
-    ``step`` is f′(u) − f′(a) = 1/ν. ``high`` is an upper bound on u, ∞ if f′ does not rise so far.
+    ``step`` is 1/ν = f′(u) − f′(a). ``high`` is the largest u, that of a = 1: the u at which f′
+    exceeds f′(1) by ``step``, or ∞.
     """
 
     def __init__(self, f: FDivergence, price: float) -> None:
@@ -116,12 +118,12 @@ class PricedBand:
 
 
 class NodeRow:
-    """The row h at one node, solved only as far as the decision of a coin requires.
+    """The row h at one node, solved only as far as the decision about a drafted token requires.
 
-    This base class is lossless: h = q, reached with P. Subclasses solve a band. Once
-    :meth:`upper_exceeds` has solved them, ``scale`` is A and ``upper`` is U: g = P h is p kept
-    between A q and U q, but for tokens with ``boxes``. A row that ignores P is solved for P = 1,
-    and g is then ``factor`` (P) times that row.
+    This base class is lossless: h = q at a node that is reached with probability P. Subclasses
+    solve a band. Once :meth:`upper_exceeds` has solved the band, ``scale`` is A and ``upper`` is U:
+    g = P h is p kept between A q and U q, except for tokens with ``boxes``. A row whose h does not
+    depend on P is solved for P = 1, and g is then ``factor`` (P) times the solved row.
     """
 
     alive, factor, boxes = 1.0, 1.0, FREE
@@ -133,7 +135,7 @@ class NodeRow:
         self.alive = self.upper = self.scale = self.unit = alive
 
     def upper_exceeds(self, threshold: float) -> bool:
-        """Return whether U > ``threshold``; if not, solve U and A, once."""
+        """Return whether the upper edge U exceeds ``threshold``; if not, U and A are solved."""
         if threshold <= self.alive * SURE:
             return True
         if not self.is_solved:
@@ -142,23 +144,24 @@ class NodeRow:
         return self.upper > threshold
 
     def _solve(self, threshold: float) -> None:
-        """Solve U and A; if U > ``threshold``, U = ∞ and no A may be stored instead."""
+        """Solve the edges U and A; if U > ``threshold``, U may be stored as ∞ and A is no edge."""
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return whether the token's upper edge of g/q exceeds ``ratio`` (Theorem 15); else solve.
+        """Return whether the token's upper edge of g/q exceeds ``ratio``; if not, solve the row.
 
-        With a ``factor`` below 1, False may mean unknown: :meth:`ratio_of` then decides.
+        If ``factor`` is below 1, False may also mean that this is not known: the caller then
+        compares :meth:`ratio_of` (Theorem 15).
         """
         return self.upper_exceeds(ratio if self.factor == 1 else math.inf)
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:
-        """Return g/p of a sampled token from its q and p, once the row is solved."""
+        """Return g/p of a token with q = ``q_n`` and p = ``p_n``; the row must be solved."""
         if p_n == 0:
             return math.inf if q_n >= LEAST else 0.0
         return self.raised(token, q_n, p_n) / (p_n / q_n) if q_n >= LEAST else 0.0
 
     def raised(self, token: int, q_n: float, p_n: float) -> float:
-        """Return g/q of a token from its q and p, once the row is solved."""
+        """Return g/q of a token with q = ``q_n`` and p = ``p_n``; the row must be solved."""
         q_n, p_n = float(q_n), float(p_n)  # p/q of float32 entries may overflow
         if not q_n >= LEAST:
             return 0.0
@@ -173,22 +176,22 @@ class NodeRow:
 
     @property
     def left(self) -> float:
-        """Return the scale s of the residual (s q − p)₊, once solved; ``levels`` are exceptions."""
+        """Return the scale s of the residual (s q − p)₊; tokens in ``levels`` have other scales."""
         return self.factor * self.scale
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return by token id the residual's scale where h may not fall below q, once solved."""
+        """Return, by token id, the residual's scale at tokens that must not fall below q."""
         return dict.fromkeys(self.boxes[1].tolist(), self.factor * self.unit)
 
     def law_at(self, token: int, q: Row, p: Row) -> float:
-        """Return h of a sampled token, once solved, from the row's q and p."""
+        """Return the emitted probability h of a token; the row must be solved."""
         mass, _ = loops().sums_of(q, p)
         g_n = self.raised(token, q[token], p[token]) * float(q[token])
         return g_n / (self.factor * self.unit * mass)
 
     def write(self, q: Row, p: Row, out: Row) -> None:
-        """Solve the row, and write h up to a factor, which is 1 if P is 1 and rows sum to 1."""
+        """Solve the row, and write h times a factor, which is 1 if P is 1 and rows sum to 1."""
         self.upper_exceeds(math.inf)  # no edge exceeds ∞, so the row is solved
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
@@ -198,7 +201,7 @@ class NodeRow:
 
     @property
     def band(self) -> tuple[float, float, float, Any] | None:
-        """Return A, U, P and the boxes (bounds on h/q of tokens), once solved; None for no band."""
+        """Return A, U, P and the boxes (bounds on h/q of tokens); None if the row is no band."""
         return self.scale, min(self.upper, MOST), self.unit, self.boxes
 
 
@@ -212,9 +215,10 @@ class DraftRow(NodeRow):
 
 
 class AheadRow(NodeRow):
-    """The row of a drafted token whose h_n depends on later tokens; q is scaled elsewhere.
+    """The row h that is ``raised`` at the drafted token and proportional to q at other tokens.
 
-    Other tokens with boxes keep their q (:class:`cactus_theory.optimum.look_ahead.LookAhead`).
+    :class:`cactus_theory.optimum.look_ahead.LookAhead` finds ``raised`` from the tokens drafted
+    later. Other tokens that must not fall keep their q.
     """
 
     def __init__(self, q: Row, token: int, raised: float, alive: float, boxes: Boxes) -> None:
@@ -223,7 +227,7 @@ class AheadRow(NodeRow):
         self.upper = self.scale = self.unit = alive
 
     def _solve(self, threshold: float) -> None:
-        """Solve U, which is g/q of the token, and A, which is g/q of all other tokens."""
+        """Solve U, which is g/q of the drafted token, and A, which is g/q of the other tokens."""
         stays = [other for other in self.boxes[1].tolist() if other != self.token]
         mass, kept = float(self.q.sum(dtype=np.float64)), float(self.q[stays].sum(dtype=np.float64))
         if not mass > 0:  # no distribution: an error is raised where a token is drawn from the row
@@ -250,14 +254,14 @@ class PricedRow(NodeRow):
         self.boxes = boxes.of_row(self.q)
 
     def _solve(self, threshold: float) -> None:
-        """Solve U and A, but only compare U with ``threshold`` if U is larger."""
+        """Solve U and A; the search stops once it is proven that U exceeds ``threshold``."""
         band = self.priced
         self.upper, self.scale, self.unit = loops().edges_at_price(
             self.q, self.p, self.alive, band.curve, band.step, band.high, self.boxes, threshold
         )
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return :meth:`NodeRow.exceeds`, also for tokens with boxes."""
+        """Return whether the token's upper edge exceeds ``ratio``, also for tokens with boxes."""
         if self.boxes is FREE:  # saves the comparison with an array of ids
             return super().exceeds(token, ratio)
         head_least, ids, *_ = self.boxes

@@ -1,9 +1,9 @@
-r"""The bands of rows at one knob, solved one by one in compiled loops or together in torch.
+r"""The bands of rows within a budget or at a price, by compiled loops for each row or in torch.
 
-A band is h = clip(p, max(a, c) q, min(b, C) q), with a and b from a price or a budget and boxes c,
-C (THEORY.md, Theorems 7, 13, 24 and 25). At a node that block verification reaches with probability
-P, p/P stands for p. The module also measures the charge of a row. The policy ``band`` and nodes of
-drafted paths use both.
+A band is h = clip(p, max(a, c) q, min(b, C) q). The edges a and b follow from the price or budget;
+c and C are boxes, bounds on h/q of single tokens (THEORY.md, Theorems 7, 13, 24 and 25). At a node
+that block verification reaches with probability P, p/P takes the place of p. ``charge_of`` measures
+the divergence and the acceptance of a row. The policy ``band`` and nodes of drafted paths use both.
 """
 
 import math
@@ -61,7 +61,7 @@ class Bands:
 
     @cached_property
     def priced(self) -> PricedBand | None:
-        """Return the bands' constants at a positive, finite price of an f-divergence, else None."""
+        """Return constants of the bands at a positive, finite price of an f-divergence, or None."""
         if self.price is None or not 0 < self.price < math.inf:
             return None
         return PricedBand(self.kind, self.price) if isinstance(self.kind, FDivergence) else None
@@ -77,7 +77,7 @@ class Bands:
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> PricedRow | BudgetRow | None:
         """Return the band of one row on a CPU, or None if :meth:`laws` has to solve it.
 
-        Within a budget ``alive`` is not used: the band is the one of p.
+        ``alive`` is P. Within a budget it is not used: the band is that of p.
         """
         if not self._by_row:
             return None
@@ -92,7 +92,7 @@ class Bands:
     def laws(self, q: Batch, p: Batch, alive: Float[Tensor, "*batch"] | None = None) -> Batch:
         """Return the rows h (..., V), float64 with sum 1; h = 0 where q = 0.
 
-        ``alive`` (...) is P by row. P = 0, with which no node is reached, is taken for P = 1.
+        ``alive`` (...) has the P of each row. P = 0, a node that is never reached, counts as 1.
         """
         flat_q, flat_p = (rows.reshape(-1, rows.shape[-1]).double() for rows in (q, p))
         ratios = torch.ones_like(flat_q[:, 0]) if alive is None else alive.reshape(-1).double()
@@ -123,7 +123,10 @@ class Bands:
 
 
 class Charge(NamedTuple):
-    """The charge of rows h: D(h‖q), acceptance Σ min(p/P, h) or Σ p φ, mass raised off the head."""
+    """The charge of rows h: D(h‖q), the acceptance, and Σ (h − q)₊ over the tokens off the head.
+
+    The acceptance is Σ min(p/P, h), or Σ p φ if the policy's φ need not reach this sum.
+    """
 
     spent: Any
     accepted: Any
@@ -131,7 +134,7 @@ class Charge(NamedTuple):
 
 
 def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
-    """Return the charge at a node, of a solved row or of a row h in float64.
+    """Return the charge of ``law`` at a node: of a solved row, or of a row h in float64.
 
     The head is the set of tokens with q ≥ HEAD · max q.
     """

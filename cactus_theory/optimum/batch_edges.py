@@ -4,12 +4,12 @@ The best row is h = clip(p, aq, bq) (THEORY.md, Theorems 7, 13 and 24). It sums 
 
 .. math:: L = U + P_0, \qquad L = Σ(aq − p)_+, \quad U = Σ(p − bq)_+ \quad\text{over } q > 0
 
-and P₀ is 1 minus p's sum there: the draft's mass where q = 0, or above a ceiling on h/q. At a node
-with alive ratio P the row p/P takes the place of p, so that P₀ may be negative.
+and P₀ is 1 minus the sum of p over q > 0: the draft's mass where q = 0, or above a ceiling on h/q.
+At a node with alive ratio P the row p/P takes the place of p, so that P₀ may be negative.
 
-The second equation is f′(b) − f′(a) = 1/λ at a price λ, or D = δ within a budget. Newton's method
-in both edges takes one pass over the rows a step. Rows that do not converge, or would lose
-precision, are solved on the sorted path, which is the reference.
+The second equation is f′(b) − f′(a) = 1/λ at a price λ, or D(h‖q) = δ within a budget δ. Newton's
+method in both edges takes one pass over the rows a step. Rows that do not converge, or would lose
+precision, are solved on the sorted path: :mod:`cactus_theory.optimum.sorted_path`, the reference.
 """
 
 import math
@@ -57,15 +57,15 @@ def edges(
     amount: float | PerRow,
     lacking: PerRow | None = None,
 ) -> tuple[Float[Tensor, "rows 1"], Float[Tensor, "rows 1"]]:
-    """Return the edges (a, b) of each row's band, float64 rows (R, V).
+    """Return the edges (a, b) of the bands of float64 rows (R, V), each edge as (R, 1).
 
-    ``knob`` is delta (the budget) or price (dA/dδ), ``amount`` a number or one a row. Rows are
-    sorted only where the search does not converge. (0, ∞) stands for h = p and (1, 1) for h = q.
-    Tokens with q = 0 get nothing. Rows are not validated: callers check them first.
+    ``knob`` is delta (the budget) or price (dA/dδ), and ``amount`` its value, one number or one for
+    each row. Rows are sorted only where the search does not converge. The edges are (0, ∞) if h = p
+    and (1, 1) if h = q. Tokens with q = 0 get nothing. Rows are not validated: callers check them.
 
     q sums to 1. p sums to 1, too, or p is a row cut to boxes
-    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`). Then ``lacking`` is 1 minus its sum, and the
-    path ends at a row other than p.
+    (:func:`cactus_theory.optimum.boxes.cut_to_boxes`) and ``lacking`` is 1 minus the sum of p. If
+    ``lacking`` is not 0, no band equals p, as bands sum to 1.
     """
     amounts = torch.as_tensor(amount, dtype=torch.float64, device=q.device).expand(len(q))
     with torch.no_grad():
@@ -88,9 +88,9 @@ def chosen_knob(divergence: Divergence, **knobs: Any) -> tuple[str, Any, float]:
 
 
 def solve_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
-    """Return the bands for ``knob`` (delta, price or acceptance) at ``amount`` per row.
+    """Return the edges of the bands at which ``knob`` (delta, price, acceptance) is ``amount``.
 
-    Rows on which the search does not converge are solved on the sorted path.
+    Rows on which Newton's search does not converge are sorted by p/q, and their bands looked up.
     """
     solution = searched_edges(geometry, knob, amount)
     if solution is None:
@@ -183,9 +183,9 @@ def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
 
 
 def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
-    """Return the fields of Edges where L = U + P₀ and the second equation hold, and which rows did.
+    """Return the fields of Edges at which both equations of the module hold, and flags of the rows.
 
-    Rows that did not converge, or were abandoned, are False in the last column.
+    The flag of a row is False if the search did not converge or was abandoned.
     """
     priced, lacking = knob == "price", geometry.zero_mass
     start = _start(geometry, priced, amount)
@@ -224,8 +224,8 @@ def _newton(
 ) -> tuple[PerRow, Flags]:  # fmt: skip
     """Return the rejection R that a Newton step aims at, and whether both equations hold already.
 
-    ``sides`` are L and U + P₀, ``mass`` is the q beyond each edge. ``costs``, given within a
-    budget, are the sums of q f(p/q) there. As R rises by 1, a rises and b falls by 1/``mass``. So
+    ``sides`` are L and U + P₀, ``mass`` is the q below a and above b. ``costs``, given within a
+    budget, are Σ q f(p/q) of these tokens. As R rises by 1, a rises and b falls by 1/``mass``. So
     f′(b) − f′(a) falls by the sum of f″/``mass`` at both edges, and D by f′(b) − f′(a).
     """
     f, goal = geometry.generator, start.goal
@@ -258,9 +258,9 @@ def _kept_apart(edges: Tensor, new: Tensor, mass: Tensor, step: int) -> tuple[Te
 
 
 def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
-    """Return the bands of rows, found on the sorted path.
+    """Return the edges of the bands of rows, found by a sort by p/q and lookups.
 
-    ``knob`` is price, delta or acceptance, and ``amount`` has its value by row.
+    ``knob`` is price, delta or acceptance, and ``amount`` its value in each row.
     """
     path = geometry.path
     rejection = _locate(geometry, knob, amount)
@@ -288,11 +288,11 @@ def sorted_edges(geometry: Geometry, knob: str, amount: PerRow) -> Edges:
 
 
 def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
-    """Return ε of each row's band at ``amount``, or of the path's end if that does not bind."""
+    """Return the rejection probability ε of each row's band, the least ε if no limit binds."""
     path = geometry.path
 
     def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:
-        """Return the price dA/dδ at ε as a share of ``amount``, and no derivative."""
+        """Return the price dA/dδ at ε divided by ``amount``, and NaN as its derivative."""
         lower, upper, cost = path.at(rejection)
         price, spent = 1 / geometry.slope(lower, upper), geometry.spent(upper, cost)
         share = geometry.divergence.price_from_generator(price, spent) / amount

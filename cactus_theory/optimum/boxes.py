@@ -1,6 +1,8 @@
-"""Boxes: bounds on h/q of single tokens, for a head that alone may rise, floors and held tokens.
+"""Boxes: bounds on h/q of single tokens.
 
-The best row with c q ≤ h ≤ C q is the band cut to these boxes (THEORY.md, Theorems 24 and 25).
+Boxes keep tokens off a head of likely tokens from rising above q, floored tokens from falling below
+q, and held tokens at q. The best row with c q ≤ h ≤ C q is the band cut to these boxes (THEORY.md,
+Theorems 24 and 25).
 """
 
 import math
@@ -50,7 +52,7 @@ class Boxes:
             raise ValueError(f"floor, hold: {tokens}")
 
     def of_row(self, q: np.ndarray) -> Any:
-        """Return the boxes of a row as compiled loops take them."""
+        """Return the boxes of a row for compiled loops: least q of the head, ids and their C."""
         if not self:
             return FREE
         self.check(q.size)
@@ -78,10 +80,11 @@ NO_BOXES = Boxes()
 def cut_to_boxes(
     q: Rows, p: Rows, alive: PerRow, floor: Rows | None, ceiling: Rows | None
 ) -> tuple[Rows, PerRow]:
-    """Return p′ = clip(p/P, cq, Cq), and 1 − Σ p′, exactly 0 if p′ = p and negative if Σ p′ > 1.
+    """Return the draft's row cut to boxes, p′ = clip(p/P, cq, Cq), and 1 − Σ p′.
 
-    The best row with cq ≤ h ≤ Cq is clip(p′, aq, bq): c ≤ 1 is the ``floor`` of each token, C ≥ 1
-    its ``ceiling``. Rows are float64 (R, V) that sum to 1; ``alive`` is P > 0 of each row.
+    1 − Σ p′ is exactly 0 if p′ = p, and negative if Σ p′ > 1. The best row with cq ≤ h ≤ Cq is
+    clip(p′, aq, bq): c ≤ 1 is the ``floor`` of each token, C ≥ 1 its ``ceiling``. Rows are float64
+    (R, V) that sum to 1; ``alive`` is P > 0 of each row.
     """
     ratio = alive[:, None]
     # no h exceeds 1, and p/P with a tiny P may leave float64
@@ -96,10 +99,10 @@ def cut_to_boxes(
 def boxed_about(about: Rows, q: Rows, p: Rows, boxes: Boxes, step: float) -> Rows:
     """Return the best rows under a tilt and boxes: clip(clip(p, a q^θ, a e^step q^θ), cq, Cq).
 
-    q^θ is ``about``, the price 1/``step`` tokens a nat, the boxes are those of q (THEORY.md,
-    Theorem 29). Rows are float64 (R, V) that sum to 1, p over P. The sum of the row rises with
-    a; a is the root at which the sum is 1. Without boxes a ≤ 1 ≤ a e^step. Boxes may move both
-    edges to one side of 1, so all of (0, ∞) is searched.
+    ``about`` is the tilted target q^θ, and 1/``step`` the price in tokens per nat. c and C are the
+    boxes of q (THEORY.md, Theorem 29). Rows are float64 (R, V): ``about`` and q sum to 1, p is
+    divided by P. The sum of h rises with a; a is the root at which the sum is 1. Without boxes
+    a ≤ 1 ≤ a e^step. Boxes may move both edges to one side of 1, so all of (0, ∞) is searched.
     """
     floor, ceiling = boxes.of_rows(q)
     least = torch.zeros_like(q) if floor is None else floor * q

@@ -1,10 +1,10 @@
-r"""A divergence on the bands of some rows: budgets, prices and certificates of optimality.
+r"""Measure bands: the divergence spent, the price, and a proof that no row accepts more.
 
-The Lagrange dual bounds the acceptance A of every row without any solver, the certificate
+The proof is the Lagrange dual, which bounds the acceptance A of every row within a budget δ:
 :math:`A \le λδ + μ + Σ_i q_i[\min(ρ_i, u_i) − λ f(u_i) − μ u_i]` with ρ = p/q,
-u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). A budget that bounds h/q by c has
-:math:`A \le Σ \min(p, cq)`. Both bounds hold at any edges (THEORY.md, Theorem 8), so a wrong
-solution has a gap.
+u = clip(ρ, a, b), λ = 1/(f′(b) − f′(a)), μ = −λ f′(a). If the budget bounds h/q by a number c
+instead, :math:`A \le Σ \min(p, cq)`. Both bounds hold at any edges a and b (THEORY.md, Theorem 8),
+so a wrong solution has a gap to its bound.
 """
 
 import math
@@ -37,10 +37,10 @@ class Measured:
 
 @dataclass(eq=False)
 class Geometry:
-    """A divergence on float64 rows (R, V): measures, prices and bounds the bands of these rows.
+    """A divergence on float64 rows (R, V): measures the bands of these rows, and proves bounds.
 
-    Budgets are translated to budgets of ``generator``. ``free`` allows mass on tokens with q = 0.
-    Rows p may have another sum than 1; ``lacking`` is then 1 minus the sum.
+    Budgets are translated to budgets of ``generator``, an f-divergence. ``free`` allows mass on
+    tokens with q = 0. Rows p may have another sum than 1; ``lacking`` is then 1 minus the sum.
     """
 
     q: Rows
@@ -59,7 +59,7 @@ class Geometry:
 
     @cached_property
     def inside(self) -> Bool[Tensor, "rows vocab"] | None:
-        """Return where p/q is finite, (R, V); None if everywhere, found by one pass over q."""
+        """Return where p/q is finite, (R, V); None if p/q is finite everywhere."""
         if not self.q.numel() or float(self.q.amin()) > SAFE_RATIO:
             return None
         return torch.isfinite(self.p / self.q)
@@ -74,12 +74,12 @@ class Geometry:
 
     @cached_property
     def path(self) -> Path:
-        """Return the path of bands of these rows, sorted by p/q."""
+        """Return tables of the bands of these rows at all rejection probabilities."""
         return Path(self.q, self.p, self.generator, self.free, self.zero_mass)
 
     @property
     def reachable(self) -> PerRow:
-        """Return the largest acceptance on the path, (R,)."""
+        """Return the largest acceptance that a band of each row reaches, (R,)."""
         return torch.ones_like(self.zero_mass) if self.free else 1 - self.zero_mass
 
     def measured(self, edges: Edges) -> Measured:
@@ -106,7 +106,7 @@ class Geometry:
         )
 
     def write_rows(self, edges: Edges, rows: Rows) -> None:
-        """Write h = clip(p, aq, bq); tokens with q = 0 get nothing, or their leak if ``free``."""
+        """Write h = clip(p, aq, bq); tokens with q = 0 get 0, or share ``leaked`` as in p."""
         q, p = self.q, self.p
         torch.maximum(p, q * edges.lower[:, None], out=rows)
         torch.minimum(rows, q * edges.upper[:, None], out=rows)
@@ -139,7 +139,7 @@ class Geometry:
         return above - f.centred_slope(lower)
 
     def price(self, edges: Edges, spent: PerRow) -> PerRow:
-        """Return dA/dδ at the bands; at h = q that of the first divergence, or 0 without gain."""
+        """Return the price dA/dδ of each band; at h = q its limit as δ → 0, or 0 without gain."""
         f, kind = self.generator, self.divergence
         price = kind.price_from_generator(1 / self.slope(edges.lower, edges.upper), spent)
         if not bool(edges.lossless.any()):
@@ -155,7 +155,7 @@ class Geometry:
         return torch.where(edges.lossless, first, price)
 
     def rejection(self, delta: PerRow) -> PerRow:
-        """Return the least rejection probability ε of a band within ``delta``, if that binds."""
+        """Return the least rejection probability ε of a band within a ``delta`` that binds."""
         path, budget = self.path, self.divergence.to_generator(delta)
 
         def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,7 +168,7 @@ class Geometry:
         """Return the dual bound at λ = ``price``, (R,): no row of equal divergence accepts more.
 
         ``generated`` is δ of the module's formula in units of f, such as the f-divergence of the
-        bands. At the edges themselves λ is 1/(f′(b) − f′(a)). ``level`` is μ, and f is centred.
+        bands. For the bands with these edges λ is 1/(f′(b) − f′(a)).
         """
         q, p, f = self.q, self.p, self.generator
         level = -price * f.centred_slope(edges.lower)
@@ -182,12 +182,12 @@ class Geometry:
 
 
 def _row_products(one: Rows, other: Rows) -> PerRow:
-    """Return the scalar product of each row with the other row of the same number, (R,)."""
+    """Return the scalar product of each row of ``one`` with the same row of ``other``, (R,)."""
     return torch.bmm(one[:, None], other[..., None])[:, 0, 0]
 
 
 class CeilingGeometry(Geometry):
-    """A divergence whose budget bounds h/q at every token; its bands lie on the same path."""
+    """A divergence whose budget bounds h/q at every token; the same bands are optimal."""
 
     def measure(self, rows: Rows) -> tuple[PerRow, PerRow]:
         """Return D(h‖q) twice, as there is no generator."""
@@ -199,18 +199,21 @@ class CeilingGeometry(Geometry):
         return self.divergence.from_ceiling(upper)
 
     def price(self, edges: Edges, spent: PerRow) -> PerRow:
-        """Return dA/dδ = c′(δ) Σ_{p>bq} q at the ceiling c(δ) = b, which is 1 at h = q."""
+        """Return dA/dδ = c′(δ) Σ_{p>bq} q, with c(δ) = b the largest h/q that the budget allows."""
         mass_above = torch.where(self.p > edges.upper[:, None] * self.q, self.q, 0.0).sum(-1)
         return self.divergence.ceiling_slope(edges.upper) * mass_above
 
     def rejection(self, delta: PerRow) -> PerRow:
-        """Return the rejection probability Σ (p − c(δ) q)₊ plus ``lacking``, kept on the path."""
+        """Return the rejection probability Σ (p − c q)₊ plus ``lacking``, c the ceiling on h/q.
+
+        The result is cut off at the least and the largest rejection probability of bands.
+        """
         over = (self.p - self.divergence.ceiling(delta)[:, None] * self.q).clamp(min=0.0).sum(-1)
         over = over if self.lacking is None else over + self.lacking
         return torch.minimum(torch.maximum(over, self.path.smallest), self.path.largest)
 
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
-        """Return the bound Σ min(p, bq)."""
+        """Return the bound Σ min(p, bq) on the acceptance."""
         return torch.minimum(self.p, edges.upper[:, None] * self.q).sum(-1)
 
 
@@ -221,7 +224,7 @@ def geometry_of(
     support: str = "target",
     lacking: PerRow | None = None,
 ) -> Geometry:
-    """Return the geometry of a divergence on float64 rows (R, V), of which q sums to 1."""
+    """Return the geometry of a divergence on float64 rows (R, V); rows q sum to 1."""
     generator = divergence.generator
     if generator is None:
         # any generator will do for a ceiling: the bands of a path do not depend on it, its costs

@@ -1,9 +1,10 @@
-r"""The best law of a block of a deterministic draft: :math:`h ∝ q e^{N/ν}`, N accepted tokens.
+r"""The best law of a deterministically drafted block: :math:`h ∝ q e^{N/ν}` for N accepted tokens.
 
-A deterministic draft (greedy, n-gram) is a function of the text before it, so that the tokens after
-a drafted token, and their worth, are known. At a price ν of KL, in tokens per nat, every accepted
-token multiplies a block's weight by e^{1/ν} (THEORY.md, Theorem 14; with tokens that keep their
-probability Theorem 26). Weights are kept as logarithms. The policy ``band`` uses this law.
+A deterministic draft (greedy, n-gram) is a function of the text before it, so that the tokens
+drafted after each token are known in advance. At a price ν of KL, in tokens per nat, the best law
+weights a text by its q, times e^{1/ν} for every accepted token (THEORY.md, Theorem 14; Theorem 26
+for tokens that keep their probability). Weights are stored as logarithms. The policy ``band`` uses
+this law.
 """
 
 from dataclasses import dataclass
@@ -45,14 +46,15 @@ class LookAhead:
         counts: Int[Tensor, "batch"],
         worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        r"""Return :math:`h_n = m q_n z/(m − q_n + q_n z)` of drafted tokens, z what follows each.
+        r"""Return the emitted probability h_n of each drafted token n under the best law.
 
-        z is the mean weight of the text after the token, and m the mass that may move: that of n
-        and of all tokens that may fall. Backwards, z = e^{1/ν} after the last token, and before a
-        token z is e^{1/ν} ((m − q_n + q_n z)/m)^m. If n may not rise (held, or off the head),
-        h_n = q_n, and before it z is e^{1/ν} z^{q_n}. Entries beyond ``counts`` are not read. With
-        a tilt each row, the bonus token's too, is worth ``worth`` more (Theorem 29; from
-        :func:`cactus_theory.policies.tilt.worth_of_rows`), and z is multiplied by e^worth.
+        :math:`h_n = m q_n z/(m − q_n + q_n z)`, with z the mean weight of the text after n and m
+        the mass that may move: that of n and of all tokens that may fall. z is computed backwards:
+        e^{1/ν} after the last token, and before a token e^{1/ν} ((m − q_n + q_n z)/m)^m. If n may
+        not rise (held, or off the head), h_n = q_n, and for the token before n, z is
+        e^{1/ν} z^{q_n}. Entries beyond ``counts`` have no meaning. With a tilt, z is also
+        multiplied by e^``worth`` of each row, the bonus token's included (Theorem 29;
+        :func:`cactus_theory.policies.tilt.worth_of_rows`).
         """
         # a row may round to an ulp above 1; entries below 0 are refused
         q_n = q.gather(-1, ids[..., None])[..., 0].double().clamp(0.0, 1.0)
@@ -75,7 +77,7 @@ class LookAhead:
         return raised
 
     def _fixed(self, q: Tensor, ids: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return whether each drafted token may not rise, and the mass m that may move there."""
+        """Return whether each drafted token may not rise, and the mass m that may move."""
         fixed, mass = torch.zeros_like(q_n, dtype=torch.bool), torch.ones_like(q_n)
         self.boxes.check(q.shape[-1])
         for token in self.boxes.ids:  # they must not fall; where one was drafted, its mass is in m
@@ -91,9 +93,9 @@ class LookAhead:
         p: Float[Tensor, "*batch vocab"],
         raised: Float[Tensor, "*batch"],
     ) -> Float[Tensor, "*batch vocab"]:
-        """Return rows with mass ``raised`` on p's tokens, shared as in p, and the rest as in q.
+        """Return rows with mass ``raised`` on tokens of p, divided as in p, and the rest as in q.
 
-        Tokens that must not fall keep their q, unless p has them.
+        Tokens that must not fall keep their q, unless p gives them mass.
         """
         drafted, mass = p > 0, raised[..., None]
         stays = torch.zeros_like(drafted)
@@ -106,5 +108,5 @@ class LookAhead:
         return torch.where(drafted, p * mass, torch.where(stays, q, rest * scale))
 
     def row(self, q: Row, token: int, raised: float, alive: float) -> NodeRow | None:
-        """Return the compiled row of a raised token, or None if ``law`` has to write the row."""
+        """Return the compiled row, h = ``raised`` at ``token``; None if ``law`` must write it."""
         return AheadRow(q, token, raised, alive, self.boxes)

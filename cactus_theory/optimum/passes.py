@@ -85,8 +85,8 @@ class _Entries(caching.IndexDataCacheFile):
 def compiled(function: Callable[..., Any]) -> Any:
     """Return a function compiled by numba and kept in numba's cache if the cache can be written.
 
-    Its sums may be added up in any order (SIMD). Infinities and NaN are kept, and x/0 gives one of
-    them.
+    Sums in the function may be added up in any order (SIMD). Infinities and NaN are kept, and x/0
+    gives ∞ or NaN.
     """
     loop: Any = njit(nogil=True, fastmath={"reassoc", "contract"}, error_model="numpy")(function)
     with suppress(RuntimeError):  # numba finds no folder that can be written
@@ -97,9 +97,9 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 @compiled
 def log_of(t: float) -> float:
-    """Return ln t of a normal number to 4e-16 of its size, by a series that vectorises.
+    """Return ln t of a normal number t, to a relative 4e-16, by a series that vectorises.
 
-    With t = m 2^e, √½ ≤ m < √2 and s = (m − 1)/(m + 1) it is e ln 2 + 2(s + s³/3 + s⁵/5 + …).
+    If t = m 2^e, √½ ≤ m < √2 and s = (m − 1)/(m + 1), then ln t = e ln 2 + 2(s + s³/3 + s⁵/5 + …).
     """
     bits = np.float64(t).view(np.int64)
     exponent = (bits - np.int64(ROOT_BITS)) >> np.int64(MANTISSA)
@@ -135,7 +135,7 @@ def largest_of(q: Row, p: Row) -> float:
 def outer_sums(
     q: Row, p: Row, cost: Row, lower: float, upper: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return the sums of q, p and ``cost`` over tokens below the band, then over tokens above."""
+    """Return Σ q, Σ p and Σ ``cost`` over p/q < ``lower``, then the same over p/q > ``upper``."""
     q_low = p_low = c_low = q_high = p_high = c_high = 0.0
     for i in range(q.size):
         q_i, p_i, c_i = np.float64(q[i]), np.float64(p[i]), cost[i]
@@ -183,7 +183,7 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
 def write_quotients(
     q: Row, p: Row, h: Row, mass: float, drafted: float, out: Row
 ) -> tuple[float, float]:
-    """Write h/q of a law, 1 where h/q is not finite; return Σ h and Σ min(p, h) over such tokens.
+    """Write h/q, or 1 where h/q is not finite; return Σ h and Σ min(p, h) over the latter tokens.
 
     q is divided by ``mass``, p by ``drafted``.
     """
@@ -227,8 +227,8 @@ def charges_of(
 ) -> tuple[float, float, float]:
     """Return D(h‖q), Σ min(p/P, h), and Σ (h − q)₊ over q < ``head``, of a part of a row.
 
-    ``ratios`` are h/q, ``costs`` are f(h/q). q is divided by ``mass``, except in the comparison
-    with ``head``; p is divided by ``drafted``, which is P Σp.
+    ``ratios`` are h/q, ``costs`` are those of :func:`write_costs`. q is divided by ``mass``, except
+    in the comparison with ``head``; p is divided by ``drafted``, which is P Σp.
     """
     spent = accepted = raised = 0.0
     per_mass, per_drafted = 1 / mass, 1 / drafted
@@ -247,7 +247,8 @@ def whole_charge(
 ) -> tuple[float, float, float, float]:
     """Return the sums of :func:`charges_of` over a whole row, and Σ h where h/q is not finite.
 
-    h is the band's row, or ``h`` if that is not empty. Costs are those of KL or Jensen-Shannon.
+    ``h`` is the emitted row; if it is empty, the band is. Costs are those of KL (``kl``) or
+    Jensen-Shannon.
     """
     mass, drafted = sums_of(q, p)
     drafted, size = drafted * alive, min(CHARGED, q.size)
@@ -276,7 +277,8 @@ def directions_of(
 ) -> tuple[float, float, float, float, float]:
     """Return Σ h ln t, Σ t ln t, Σ h t, Σ t², and Σ h over t = 0, with t the target's row.
 
-    h is the band of q and p, or ``h`` if that is not empty. Rows are divided by their sums.
+    ``h`` is the emitted row; if it is empty, the band of q and p is. q and t are divided by their
+    sums.
     """
     (mass, target_mass), laws = sums_of(q, target), np.empty(min(CHARGED, q.size))
     h_log_t = t_log_t = h_times_t = t_squared = outside = 0.0
@@ -302,7 +304,7 @@ def directions_of(
 
 @compiled
 def left_mass(q: Row, p: Row, scale: float) -> float:
-    """Return Σ (s q − p)₊, or the sum of s q if p is empty; NaN if an entry is NaN."""
+    """Return Σ (s q − p)₊ with s = ``scale``, or s Σ q if p is empty; NaN if an entry is NaN."""
     total = 0.0
     for i in range(q.size):
         left = scale * np.float64(q[i]) - (np.float64(p[i]) if p.size else 0.0)
@@ -312,10 +314,10 @@ def left_mass(q: Row, p: Row, scale: float) -> float:
 
 @compiled
 def draw_left(q: Row, p: Row, scale: float, draw: float) -> int:
-    """Draw from (s q − p)₊: return the first token at which the mass exceeds draw × total.
+    """Draw a token from the residual (s q − p)₊ with the uniform random number ``draw``.
 
-    As :func:`cactus_theory.verify.draw.pick`: the token has positive mass; −1 if the total is 0, ∞
-    or NaN.
+    Return the first token at which the cumulated mass exceeds draw × total mass, like
+    :func:`cactus_theory.verify.draw.pick`. Return −1 if the total is 0, ∞ or NaN.
     """
     parts, total = np.empty((q.size + BLOCK - 1) // BLOCK), 0.0
     for part in range(parts.size):

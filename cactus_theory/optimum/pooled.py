@@ -4,7 +4,8 @@ r"""The best mean acceptance of many rows within one mean divergence: one price 
    \frac1N \sum_t D(h_t\|q_t) \le δ
 
 Acceptance is concave in each row's divergence, so at the optimum all rows have the same slope, the
-price λ (THEORY.md, Theorem 9). At any price the Lagrange dual bounds every other way to spend δ:
+price λ (THEORY.md, Theorem 9). With ρ = p/q, at any λ ≥ 0 and any numbers μ_t, the Lagrange dual
+bounds every other way to spend δ:
 
 .. math:: A \le λδ + \frac1N \sum_t \Big( μ_t + \sum_i q_{ti}
    \sup_u [\min(ρ_{ti}, u) − λ f(u) − μ_t u] \Big)
@@ -103,7 +104,7 @@ def pooled_acceptance(
     -------
     target : (..., V), the rows h. ``acceptance``, ``divergence`` : (...), of each row.
     mean_acceptance, mean_divergence : means over rows.
-    price : the price of all rows; ∞ at δ = 0, 0 where every row is at its end.
+    price : the price of all rows; ∞ at δ = 0, 0 if every row accepts as much as it can.
     bound, gap : proven upper bound on the mean acceptance of any rows that spend as much, and
         bound minus mean acceptance: zero up to rounding, of either sign.
 
@@ -150,8 +151,8 @@ def pooled_frontier(
 ) -> PooledFrontier:
     """Return the best mean acceptance of rows (..., V) at each mean divergence, and its bound.
 
-    The ends are h = q and the largest acceptance. Each further point is solved exactly at a price
-    in the widest gap in acceptance, so that the points spread over the acceptance. ``normalise`` as
+    The first point is h = q, the last the largest acceptance. Each further point is solved exactly,
+    at a price that lies in the widest gap between two points in acceptance. ``normalise`` as
     for :func:`optimal_acceptance`; ``on_point`` is called with the number of points done.
 
     Raises
@@ -208,9 +209,10 @@ def _point(geometry: Geometry, price: float) -> _Point:
 
 
 def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
-    """Return the point with mean divergence, or mean acceptance, of ``amount``, or an end.
+    """Return the point whose mean divergence or acceptance (``knob``) is ``amount``, or an end.
 
-    The search is over ln λ. It keeps the point with the most spent that does not exceed ``amount``.
+    The search is over ln λ. Of all points tried whose mean does not exceed ``amount``, the one with
+    the least price is returned.
     """
     close = CLOSE * (1 + amount)
     strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)
@@ -230,7 +232,7 @@ def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
     tried = [strict]
 
     def lack(price: float) -> float:
-        """Return ln(gain asked for / gain at this price), nearly linear in ln λ."""
+        """Return ln(gain to reach / gain at this price), which is nearly linear in ln λ."""
         tried.append(_point(geometry, price))
         gained = excess(tried[-1]) - excess(strict)
         if abs(excess(tried[-1])) <= close:

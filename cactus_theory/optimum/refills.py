@@ -20,10 +20,11 @@ def write_raised(q: Row, twice: float, out: Row) -> None:
 
 @compiled
 def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
-    """Add the residuals of one row to ``law``, from R_n and falling s_n of the rejectable tokens.
+    """Add the sum of :func:`add_refilled` to one row of ``law``, for tokens n that can be rejected.
 
-    A token x has a part in the terms n with s_n > p_x/q_x, the first terms in this order. Most
-    tokens have a part in all terms or in none; for others bisection finds the number of terms.
+    ``refused`` are their R_n, ``scale`` their s_n in falling order. Token x gets mass from terms
+    with s_n > p_x/q_x, the first terms in this order. Most tokens get mass from all terms or from
+    none; for the others bisection finds the number of terms.
     """
     count, most, least = scale.size, scale[0], scale[-1]
     # q and p of the tokens with a part in the first n terms and in no later term, by n

@@ -5,8 +5,8 @@ r"""The best acceptance under a budget of regret: a knapsack of drafted mass.
 
 Regret is linear in h, so the optimum is a knapsack's: drafted mass is kept in the order of regret
 until the budget is spent, and the rest goes to the likeliest token, which costs nothing. At a price
-ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0 A ≤ ν δ + Σ p_n (1 − ν ρ_n)₊
-(THEORY.md, Theorem 30). The policy ``regret`` uses this module.
+ν, in tokens per nat, a token is kept iff ν ρ_n ≤ 1. For any ν ≥ 0 the acceptance is at most
+ν δ + Σ p_n (1 − ν ρ_n)₊ (THEORY.md, Theorem 30). The policy ``regret`` uses this module.
 """
 
 import math
@@ -80,8 +80,9 @@ def optimal_regret(
     -------
     target : (..., V), the row h to verify against.
     acceptance : (...), Σ min(p, h).
-    regret : (...), Σ h ρ in nats.
-    price : (...), dA/dδ: 1/ρ of the marginal token, 0 where all drafted mass is kept.
+    regret : (...), Σ h_i (max ln q − ln q_i) in nats.
+    price : (...), acceptance per further nat: 1/regret of the token at which the budget ends, 0 if
+        all drafted mass is kept.
     gap : (...), the proven upper bound on the acceptance of any row that spends no more, minus
         ``acceptance``: 0 up to rounding; at a price of ∞ the drafted mass of tied tokens that is
         given up.
@@ -89,7 +90,7 @@ def optimal_regret(
     Raises
     ------
     ValueError, TypeError
-        As :func:`cactus_theory.optimal_acceptance`; more acceptance than drafted mass with q > 0.
+        As :func:`cactus_theory.optimal_acceptance`; ``acceptance`` above Σ p over q > 0.
 
     Examples
     --------
@@ -117,9 +118,9 @@ def optimal_regret(
 
 
 def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
-    """Return the loss of the token at which sums of ``amounts``, by rising loss, exceed ``room``.
+    """Add up ``amounts`` in the order of rising ``lost``; return the loss where the sum > ``room``.
 
-    ∞ if no sum does.
+    ∞ if the whole sum does not exceed ``room``.
     """
     by_loss, order = lost.sort(-1)
     count = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)  # fit in
@@ -147,16 +148,17 @@ def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
 
 
 def kept_at(lost: Rows, drafted: Rows, price: float | PerRow) -> Rows:
-    """Return the drafted mass that is kept at a price: none where ρ = ∞, and none at ν = ∞."""
+    """Return the drafted mass kept at a price: where ρ × price ≤ 1; none at a price of ∞."""
     return torch.where(lost * price <= 1, drafted, 0.0)  # 0 · ∞ is NaN
 
 
 def kept_within(
     lost: Rows, drafted: Rows, room: PerRow, amounts: Rows | None = None
 ) -> tuple[PerRow, Rows]:
-    """Return the price and the drafted mass that is kept; marginal tokens keep an equal share.
+    """Return the price, and the drafted mass that is kept, by rising regret, within ``room``.
 
-    ``room`` is a budget of regret, or of other ``amounts`` such as drafted mass.
+    ``room`` limits the sum of regret, or of ``amounts`` if given, such as drafted mass. Tokens with
+    the largest regret kept, if several tie, keep an equal share of their mass.
     """
     if amounts is None:
         amounts = torch.where(drafted > 0, drafted * lost, 0.0)
@@ -170,20 +172,20 @@ def kept_within(
 
 
 def completed(kept: Rows, q: Rows) -> Rows:
-    """Return rows with sum 1: the kept mass, the rest on the first argmax of q; NaN where q is."""
+    """Return rows with sum 1: ``kept``, and the rest on q's first argmax; NaN for rows with NaN."""
     rest = (1 - kept.sum(-1, keepdim=True)).clamp(min=0.0)
     return kept.addcmul(rest, first_argmax(q))
 
 
 def first_argmax(q: Rows) -> Rows:
-    """Return one-hot rows, float64, at the first of the likeliest tokens; NaN for an empty row."""
+    """Return one-hot rows, float64, at the first of the likeliest tokens; NaN for a row of 0s."""
     return greedy(torch.where(q == 0, -math.inf, q.double()))
 
 
 def losses(
     q: Float[Tensor, "*batch vocab"], ids: Int[Tensor, "*batch"]
 ) -> tuple[Float[Tensor, "*batch"], Bool[Tensor, "*batch"]]:
-    """Return ρ of a token of each row, float64, and whether it is the row's first argmax."""
+    """Return the regret ρ of the token of each row, and whether it is the row's first argmax."""
     entries = q.gather(-1, ids[..., None])[..., 0]
     lost = q.amax(-1).double().log() - entries.double().log()
     return lost, (ids == q.argmax(-1)) & lost.isfinite()
@@ -200,7 +202,7 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        """Return 1 for drafted tokens that are kept if reached, else 0; of equal n the largest."""
+        """Return 1 for drafted tokens kept if reached, else 0; of tied n the largest is chosen."""
         return self.kept(*losses(q, ids), counts)
 
     def kept(
@@ -231,7 +233,7 @@ class RegretPath(LookAhead):
     def descent(
         self, q: Float[Tensor, "nodes vocab"], above: Sequence[int], ids: Sequence[int]
     ) -> list[int]:
-        """Return for each node of a deterministic tree the id of the child it keeps, −1 for none.
+        """Return for each node of a deterministic tree the id of the child to keep, −1 for none.
 
         The worth F of a node is the largest 1 + F − ν ρ of its children, or 0; children come after
         their parents, so one backward pass finds every F. Drafted token i has the id ``ids[i]``,

@@ -84,7 +84,7 @@ def fall_of(a: float, upper: float, lower: float) -> float:
 def clipped_sums(
     q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
 ) -> tuple[float, float, float]:
-    """Return Σ clip(p, Aq, Uq), and the mass of q above and below the band, its slopes in U, A.
+    """Return Σ clip(p, Aq, Uq) and its slopes in U and A: the q of tokens above and below the band.
 
     ``unit`` is P; ``boxes`` are the least q of the head (0: all tokens), ids of tokens that must
     not fall, and their C. Where a box sets a token's edge, the edge stays there as U and A move, so
@@ -144,7 +144,7 @@ def clipped_sums(
 def bracket_at_price(
     q: Row, p: Row, alive: float, highest: float, threshold: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return P in the row's units, the goal Σ g, a bracket of U, a start, and the last useful U."""
+    """Return P in the row's units, Σ g, a bracket of U, the U to try first, the last useful U."""
     mass, drafted = sums_of(q, p)
     largest = largest_of(q, p) if highest == math.inf else math.inf
     if not (0 < mass < math.inf):
@@ -244,12 +244,12 @@ def edges_within(
     ends: tuple[float, float],
     free: Boxes,
 ) -> tuple[float, float, bool]:
-    """Return U and A with D = ``delta`` and Σ g = Σ p, and whether the search converged.
+    """Return U and A with D(h‖q) = ``delta`` and Σ g = Σ p, and whether the search converged.
 
     Newton's method in both edges, as in :mod:`cactus_theory.optimum.batch_edges`: between two
-    ratios p/q all sums are linear in the edges but for f. ``cost`` is q f(p/q) of each token, 0
-    where this is infinite; ``endless`` says that some are. ``drafted`` is Σ p, ``unit`` Σ p/Σ q,
-    ``ends`` are the smallest and largest p/q over ``unit``, ``free`` are no boxes.
+    ratios p/q all sums are linear in the edges but for f. ``cost`` is q f(p/q) of each token, with
+    0 for infinite values; ``endless`` is whether there are any. ``drafted`` is Σ p, ``unit`` is
+    Σ p/Σ q, ``ends`` are the smallest and largest p/q over ``unit``, ``free`` are no boxes.
     """
     c, a = curve
     # ``inside`` is the D of p from tokens with q > 0, ``outside`` the p of tokens with q = 0

@@ -1,16 +1,16 @@
-r"""The selection law: one row to use as the draft row if a node has several drafts.
+r"""The selection law: the row to use as the draft row if several tokens are drafted at a node.
 
-S is the set of tokens drafted at a node and f(A) = Pr(S meets A). A rule that chooses one token of
+S is the set of drafted tokens, and f(A) = Pr(S has a token in A). A rule that chooses one token of
 S has a law p* in the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and every such law belongs to a
-rule. One of these laws is best for every relaxation at once:
+rule. One of these laws, p°, is the best for every convex φ at once:
 
 .. math:: p° = \operatorname*{argmin}_{p^*} \sum_i q_i\, φ(p^*_i/q_i)
     \quad\text{for every convex } φ
 
-so that the best rows for several drafts are the bands around p° (THEORY.md, Theorem 21). For
+so that the best rows h for several drafts are the bands of q and p° (THEORY.md, Theorem 21). For
 independent drafts p°/q are the slopes of the greatest convex minorant of f against q over prefixes
 in ascending p/q. For deterministic tokens T beside one token sampled from r, p° is cq on T and
-min(r, cq) off T. The verifier ``tree`` uses the second form.
+min(r, cq) off T, with the c at which p° sums to 1. The verifier ``tree`` uses the second form.
 """
 
 import math
@@ -49,10 +49,10 @@ def selection_law(
 ) -> Any:
     r"""Return p°, the row to use as the draft row if several tokens are drafted for one position.
 
-    ``optimal_acceptance(q, p°)`` is the best acceptance of any policy with these drafts, and its
-    gap the proof. :func:`verify_tree` reaches this acceptance for deterministic tokens beside one
-    sampled token. The result is exact up to float64 rounding and takes O(V log V) a row. Which of
-    several tokens with q = 0 gets mass is arbitrary.
+    ``optimal_acceptance(q, p°)`` gives the best acceptance of any policy with these drafts, and its
+    ``gap`` proves it. :func:`verify_tree` reaches this acceptance for deterministic tokens beside
+    one sampled token. The result is exact up to float64 rounding and takes O(V log V) a row. How
+    mass is divided among tokens with q = 0 is arbitrary.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
 def _independent_drafts(q: Row, p: Row, k: int) -> Row:
     """Return the selection law p° of k independent drafts.
 
-    It is made of increments of f over prefixes in ascending p/q.
+    p° is made of the increments of f(A) = 1 − (1 − p(A))ᵏ over prefixes in ascending p/q.
     """
     with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
         ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)
@@ -194,8 +194,8 @@ def _independent_drafts(q: Row, p: Row, k: int) -> Row:
 def _pooled(mass: Row, weight: Row) -> Row:
     """Return masses with rising mass/weight, by pooling neighbours with a falling ratio.
 
-    Each entry joins the pools before it as long as their ratio is not below its own (pool adjacent
-    violators). The pools' ratios are the slopes of the greatest convex minorant.
+    Each entry joins the pool before it as long as the pool's ratio is not below the entry's (pool
+    adjacent violators). The pools' ratios are the slopes of the greatest convex minorant.
     """
     ratio = mass / weight
     if (ratio[1:] >= ratio[:-1]).all():

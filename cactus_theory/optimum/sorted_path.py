@@ -1,12 +1,13 @@
-r"""The path of optimal bands h_ε = clip(p, a q, b q) between p and q, from one sort by p/q.
+r"""All optimal bands h_ε = clip(p, a q, b q) of a row, from p to q, from one sort by p/q.
 
-Of all rows that accept as much, h_ε has the least divergence, for every f (THEORY.md, Theorem 7).
+ε is the rejection probability. Of all rows with this ε, h_ε has the least divergence, for every f
+(THEORY.md, Theorem 7). These bands, in the order of ε, are called the row's path.
 
-ε is the rejection probability. The edges solve Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone,
-piecewise linear equations. All sums are accumulated from the ends inwards (tails) or from the
-ratio 1 outwards (divergence), of non-negative terms, so that entries of 1e-30 next to entries
-of 0.1 keep their precision. After the sort each evaluation is a lookup, O(log V). The edge search
-(:mod:`cactus_theory.optimum.batch_edges`) uses this path where Newton's method does not converge.
+The edges solve Σ(p − bq)₊ = ε and Σ(aq − p)₊ = ε, two monotone, piecewise linear equations. Sums
+have no negative terms and run from both ends inwards (tails) or from the ratio 1 outwards
+(divergence), so that entries of 1e-30 next to entries of 0.1 keep their precision. After the sort
+each evaluation is a lookup, O(log V). The edge search (:mod:`cactus_theory.optimum.batch_edges`)
+uses this path where Newton's method does not converge.
 """
 
 from dataclasses import dataclass, fields
@@ -25,11 +26,11 @@ Places = Int[Tensor, "rows"]
 
 @dataclass(frozen=True)
 class Edges:
-    """The edges a ≤ b of the bands of R rows, and which rows are lossless or whole.
+    """The edges a ≤ b of the bands of R rows, and flags of the rows.
 
     ``lower`` and ``upper`` are a and b. ``leaked`` is the mass that h has where q = 0.
-    ``lossless``: h = q. ``slack``: the band is at the end of the path with the smallest ε, where
-    the limit does not bind. ``whole``: the band is at such an end, and h = p.
+    ``lossless``: h = q. ``slack``: the limit does not bind, so the band has the smallest possible
+    ε. ``whole``: the band has the smallest ε, and h = p.
     """
 
     lower: PerRow
@@ -45,10 +46,10 @@ class Edges:
 
 
 class Path:
-    """Tables over the sorted ratios ρ = p/q of float64 rows (R, V); see the module.
+    """Tables from which :meth:`at` looks up the bands of float64 rows (R, V), sorted by p/q.
 
     ``zero_mass`` is P₀: the draft's mass on tokens with q = 0 (or so small that p/q overflows),
-    plus 1 minus p's sum. The path runs from ε = ``smallest`` to ε = ``largest`` = Σ(q − p)₊, where
+    plus 1 minus the sum of p. Bands have ε from ``smallest`` to ``largest`` = Σ(q − p)₊, where
     h = q.
     """
 
@@ -83,7 +84,7 @@ class Path:
     def at(self, rejection: PerRow) -> tuple[PerRow, PerRow, PerRow]:
         """Return a, b and the divergence of the bands with rejection probability ε.
 
-        ε lies between ``smallest`` and ``largest``. b is ∞ where a band leaks mass to q = 0.
+        ε lies between ``smallest`` and ``largest``. b is ∞ if h has mass on tokens with q = 0.
         """
         # ``capped`` is Σ(p − bq)₊ over q > 0: what ε exceeds P₀ by
         f, capped = self.generator, (rejection - self.zero_mass).clamp(min=0.0)

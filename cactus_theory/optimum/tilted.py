@@ -6,8 +6,8 @@ r"""The best acceptance within a KL budget and with a least worth: the band of a
 A KL budget alone does not say where h leaves q. A worth r of each token does: ln q (likelihood
 under the target), q (the probability that a reference token drawn from the target is this token),
 or a reward. With :math:`q^\theta \propto q e^{\theta r}` and its normaliser Z,
-KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z. So for every θ ≥ 0 the optimum is at most that of the plain
-program about q^θ with the budget δ − θ c + ln Z. At one θ both are equal: the band of q^θ has the
+KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z. So for every θ ≥ 0 the optimum is at most that without a worth
+for the target q^θ and the budget δ − θ c + ln Z. At one θ both are equal: the band of q^θ has the
 worth c and spends δ nats (THEORY.md, Theorem 28). Σ h r − c has the sign of the bound's derivative
 in θ, so the search below is a bisection. Where the worth alone binds, the optimum is a knapsack's:
 drafted mass of the least worth is given up for the token of the largest worth.
@@ -83,7 +83,8 @@ def tilted_acceptance(
     divergence : (...), KL(h‖q) in nats.
     worth : (...), Σ h r.
     tilt : (...), θ; 0 where the nats alone bind, ∞ where the worth alone binds.
-    price : (...), dA/dδ; dA/dc is −θ times this price, and is not given at θ = ∞.
+    price : (...), dA/dδ, the slope of the best acceptance A in the budget; dA/dc is −θ times this
+        price, and is not given at θ = ∞.
     gap : (...), certified bound minus acceptance; zero up to rounding.
 
     Raises
@@ -136,7 +137,7 @@ def tilted_rows(q: Rows, worth: Rows, tilt: PerRow) -> tuple[Rows, PerRow]:
 def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tuple[Tensor, ...]:
     """Return row, acceptance, nats, worth, θ, price and gap, for float64 rows that sum to 1.
 
-    The plain band is tried first, then the knapsack, then the search over θ. A row keeps the first
+    The band of q is tried first, then the knapsack, then the search over θ. A row keeps the first
     solution that satisfies both limits.
     """
     if bool(((q > 0) & ~worth.isfinite()).any()):
@@ -162,7 +163,10 @@ def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tupl
 def _about(
     tilt: PerRow, q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow
 ) -> tuple[Rows, Tensor]:
-    """Return the best rows about q^θ, and (acceptance, nats, θ, price, gap) of each row, (5, R)."""
+    """Return the bands of the target q^θ, θ = ``tilt``, and their acceptance, nats, θ, price, gap.
+
+    The numbers are stacked, (5, R). A band's budget is δ − θ c + ln Z of the module, at least 0.
+    """
     about, log_z = tilted_rows(q, worth, tilt)
     # nats about q^θ; below 0 no row at this θ is within both limits, and h = q^θ comes closest
     budget = (delta - tilt * least + log_z).clamp(min=0.0)
@@ -204,7 +208,7 @@ def _by_worth_alone(
 
 
 def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, limit: Any) -> Rows:
-    """Return the row ``limit``(p, s q), a minimum or maximum, with ``mass`` on tokens ``among``."""
+    """Return ``limit``(p, s q), a minimum or maximum; s is such that ``among`` gets ``mass``."""
     q, p = (torch.where(among, row, 0.0) for row in (q, p))
 
     def mass_at(level: PerRow) -> tuple[PerRow, PerRow]:

@@ -1,4 +1,4 @@
-"""The policies. Importing this package registers every policy of the package by name."""
+"""Acceptance policies. Importing this package registers every policy of the package by name."""
 
 from cactus_theory.policies import (  # noqa: I001  (the order in which they are listed)
     raised as raised,

@@ -1,4 +1,4 @@
-"""Base classes of policies: a shared residual, a fixed row h, a ceiling by entries, proposals."""
+"""Base classes of policies, by what the acceptance and the residual distribution depend on."""
 
 from abc import abstractmethod
 
@@ -22,10 +22,10 @@ from cactus_theory.policies.policy import (
 
 
 class SharedResidual(Policy):
-    """Policies whose residual law depends on the row, but not on the token that was rejected."""
+    """Policies whose residual distribution does not depend on which token was rejected."""
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return pφ + (1 − A)·g, in O(V) for a row."""
+        """Return the emitted law pφ + (1 − A)·g, acceptance A and residual g, in O(V) per row."""
         q, p = float64_rows(q, p)
         accepted = p * self.acceptance_row(q, p)
         refused = (p - accepted).clamp(min=0.0)  # g is read only for tokens that can be rejected
@@ -34,10 +34,11 @@ class SharedResidual(Policy):
 
 
 class FixedTarget(Policy):
-    """Policies that emit a row h in place of q: lossless speculative sampling with target h.
+    """Policies that emit a row h in place of q, by lossless speculative sampling with target h.
 
-    h does not depend on the drafted token. φ(n) = min(1, h_n/p_n), g ∝ (h − p)₊. The emitted law is
-    h and the acceptance Σ min(p, h) = 1 − TV(p, h), the best possible for that h.
+    h does not depend on the drafted token n, which is accepted with φ(n) = min(1, h_n/p_n). The
+    recovered token is drawn from g ∝ (h − p)₊. So the emitted law is h, and the acceptance is
+    Σ min(p, h) = 1 − TV(p, h), the largest that any policy can have with this emitted law.
     """
 
     row_is_emitted = True  # ``target`` must return a row, not None
@@ -47,54 +48,55 @@ class FixedTarget(Policy):
         """Return the row h that is emitted instead of q, in the precision of the rows."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, h_n/p_n)."""
+        """Return the acceptance φ(n) = min(1, h_n/p_n) of drafted tokens n."""
         q, p = float64_rows(q, p)
         return accept_probability(self.target(q, p).gather(-1, n), p.gather(-1, n))
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return (h − p)₊ normalised, q where nothing can be rejected."""
+        """Return the residual distribution (h − p)₊ divided by its sum, or q if the sum is 0."""
         q, p = float64_rows(q, p)
         return normalised_or((self.target(q, p) - p).clamp(min=0.0), q)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return h itself."""
+        """Return the emitted law, which is h."""
         q, p = float64_rows(q, p)
         return self.target(q, p)
 
 
 class Entrywise(Policy):
-    """Policies that accept by the drafted token's entries: φ(n) = min(1, c/p_n) with a ceiling c.
+    """Policies whose acceptance φ(n) = min(1, c/p_n) depends on q_n and p_n alone.
 
-    c is a function of q_n and p_n. The residual is (s·q − p)₊ over its sum, with a scale s that is
-    a function of q_n and c. A verifier needs one pass over a row, only after a rejection
-    (THEORY.md, Theorem 16). A subclass with a ``target`` h must have h_n = c where c < p_n, and
-    h_n ≥ p_n elsewhere, so that no rejected mass returns to a token that can be rejected.
+    The ceiling c is a function of q_n and p_n. The residual distribution is (s·q − p)₊ divided by
+    its sum, where the scale s is a function of q_n and c. A verifier reads whole rows only after a
+    rejection, in one pass (THEORY.md, Theorem 16). If a subclass has a ``target`` h, h_n must be c
+    where c < p_n, and at least p_n elsewhere. The residual is then 0 at all tokens that can be
+    rejected.
     """
 
     @abstractmethod
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return the ceiling c, from float64 entries; 0 where the token may not be emitted."""
+        """Return the ceiling c from float64 entries q_n, p_n; 0 where n may not be emitted."""
 
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
-        """Return the scale s of the residual after the token was rejected: 1 by default."""
+        """Return the scale s of the residual (s·q − p)₊ after n was rejected: 1 by default."""
         return torch.ones_like(q_n)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return min(1, c/p_n), c the ceiling, from the drafted entries of the rows alone."""
+        """Return φ(n) = min(1, c/p_n), with the ceiling c, from q_n and p_n of drafted tokens n."""
         q_n, p_n = (ungraphed(row).gather(-1, n).double() for row in (q, p))
         return self.acceptance_of(q_n, p_n)
 
     def acceptance_of(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return the acceptance min(1, c/p_n), c the ceiling, from float64 entries q_n and p_n."""
+        """Return φ(n) = min(1, c/p_n), with the ceiling c, from float64 entries q_n and p_n."""
         return accept_probability(self.ceiling(q_n, p_n), p_n)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return φ = min(1, c/p_n) as both bounds, but ∞ as the upper bound where φ is 1."""
+        """Return φ = min(1, c/p_n) as lower and as upper bound; the upper is ∞ where φ is 1."""
         accepted = self.acceptance_of(q_n, p_n)
         return accepted, torch.where(accepted < 1, accepted, torch.inf)
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return (s·q − p)₊ normalised, q where nothing can be rejected."""
+        """Return the residual distribution (s·q − p)₊ divided by its sum, or q if the sum is 0."""
         q, p = float64_rows(q, p)
         q_n, p_n = (row.gather(-1, n[..., None])[..., 0] for row in (q, p))
         scale = self.scale(q_n, self.ceiling(q_n, p_n))[..., None]
@@ -102,11 +104,12 @@ class Entrywise(Policy):
 
 
 class PerProposal(Entrywise):
-    r"""Policies that raise the drafted token to γ, a function of q_n alone with γ ≥ q_n.
+    r"""Policies that verify against q with the drafted token n raised to γ_n, a function of q_n.
 
-    The rest of q is scaled down: :math:`h^{(n)}_n = γ_n` and :math:`h^{(n)}_i = s_n q_i` with
-    :math:`s_n = (1−γ_n)/(1−q_n)`. So the row h⁽ⁿ⁾ depends on the drafted token n. The emitted law
-    is none of these rows; :meth:`emitted` computes this law (THEORY.md, Theorem 4).
+    All other tokens are scaled down: the proposal row is :math:`h^{(n)}_n = γ_n ≥ q_n` and
+    :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`. Since h⁽ⁿ⁾ depends on the
+    drafted token n, the emitted law is none of these rows; :meth:`emitted` computes the emitted
+    law (THEORY.md, Theorem 4).
     Source: Hao & Mou 2026 (arXiv 2604.04987).
 
     Examples
@@ -127,10 +130,10 @@ class PerProposal(Entrywise):
 
     @abstractmethod
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ for finite delta and 0 < q_n < 1, float64."""
+        """Return the raised probability γ for finite delta and 0 < q_n < 1, float64."""
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ with its limits: 0 at q_n = 0, 1 at q_n = 1, q_n at δ = 0, 1 at δ = ∞."""
+        """Return γ: :meth:`raised`, or 0 at q_n = 0, 1 at q_n = 1, q_n at δ = 0 and 1 at δ = ∞."""
         q_n = q_n.double().clamp(max=1.0)
         if self.delta == 0:
             return q_n
@@ -147,23 +150,24 @@ class PerProposal(Entrywise):
         return self.gamma(q_n)
 
     def scale(self, q_n: Entries, ceiling: Entries) -> Entries:
-        """Return s = (1 − γ)/(1 − q_n), and 1 where γ = q_n, so that h is q there.
+        """Return the residual's scale s = (1 − γ)/(1 − q_n); 1 where γ = q_n, as then h⁽ⁿ⁾ = q.
 
-        A rejected token n has p_n > γ_n ≥ s q_n: the residual is 0 at n.
+        A rejected token n has p_n > γ_n ≥ s q_n, so that the residual (s q − p)₊ is 0 at n.
         """
         scale = (1 - ceiling) / (1 - q_n).clamp_(min=torch.finfo(q_n.dtype).tiny)
         return torch.where(ceiling > q_n, scale, 1.0)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return the emitted law: unlike a proposal, it does not depend on the drafted token."""
+        """Return the emitted law, which unlike h⁽ⁿ⁾ does not depend on the drafted token n."""
         return self.emitted(q, p)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return the exact emitted law in O(V log V) for a row.
+        """Return the exact emitted law in O(V log V) per row.
 
-        out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊ with R_n = (p_n − γ_n)₊ and
-        Z_n = Σ_y (s_n q_y − p_y)₊. Terms are positive only for s_n > p_x/q_x. So if the tokens that
-        can be rejected are sorted by falling s, both sums are differences of prefix sums.
+        out(x) = min(p_x, γ_x) + Σ_n (R_n/Z_n)(s_n q_x − p_x)₊, with the rejected mass
+        R_n = (p_n − γ_n)₊ and the residual's mass Z_n = Σ_y (s_n q_y − p_y)₊. The term of n is
+        positive only for s_n > p_x/q_x. So if the tokens n are sorted by falling s_n, the sums over
+        n and over y follow from prefix sums, without a loop over pairs of tokens.
         """
         shape, vocab = q.shape, q.shape[-1]
         q, p = (row.reshape(-1, vocab) for row in float64_rows(q, p))
@@ -178,10 +182,10 @@ class PerProposal(Entrywise):
         return law.reshape(shape)
 
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
-        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, by prefix sums over the rejected tokens n.
+        """Return Σ_n (R_n/Z_n)(s_n q − p)₊, the sum in :meth:`emitted`, by prefix sums over n.
 
-        The terms are sorted by falling s_n. Token x has a part in the first ``above`` terms, those
-        with s_n > p_x/q_x. R_n is ``lost``, the rejected mass of n.
+        The terms are sorted by falling s_n. At token x the first ``above`` terms are positive: the
+        terms with s_n > p_x/q_x. The rejected mass R_n of token n is ``lost``.
         """
         lost = (p - gamma).clamp_(min=0.0)
         scale = torch.where(lost > 0, self.scale(q, gamma), -torch.inf)
@@ -191,7 +195,7 @@ class PerProposal(Entrywise):
         above = torch.searchsorted(-scale, ratio.neg_())  # the count of s_n > p_x/q_x
 
         def beyond(mass: Tensor) -> Tensor:
-            """Return for each term the sum of ``mass`` over the tokens that have a part in it."""
+            """Return for each term the sum of ``mass`` over tokens x at which it is positive."""
             totals = mass.new_zeros(len(mass), mass.shape[-1] + 1).scatter_add_(-1, above, mass)
             return totals[:, 1:].flip(-1).cumsum(-1).flip(-1)
 

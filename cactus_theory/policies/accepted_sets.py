@@ -1,4 +1,4 @@
-"""Policies that accept by the target's row alone: a set of tokens, or each token by its entry."""
+"""Policies whose acceptance reads the target's row q alone, and not the draft's row p."""
 
 import math
 from abc import abstractmethod
@@ -31,10 +31,11 @@ from cactus_theory.policies.registry import register
 
 
 class AcceptedSet(SharedResidual):
-    """Accept n iff n is in a set of tokens; a rejected token is replaced as ``recover`` says.
+    """Accept drafted token n iff n is in a set of tokens that depends on q alone.
 
-    ``argmax`` is the likeliest token (the smallest index on ties), ``target`` a draw from q,
-    ``accepted`` a draw from q among the accepted tokens.
+    ``recover`` says what replaces a rejected token: ``argmax`` the likeliest token of q (the
+    smallest index on ties), ``target`` a draw from q, ``accepted`` a draw from q among the accepted
+    tokens.
     """
 
     recover: Any = "argmax"  # or "target", "accepted"
@@ -48,7 +49,7 @@ class AcceptedSet(SharedResidual):
         return self.chosen(ungraphed(q)).gather(-1, n).double()
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the one-hot row of the likeliest token, q, or q on the accepted tokens."""
+        """Return the row of ``recover``: one-hot at the likeliest token, q, or q on the set."""
         if self.recover == "argmax":
             return one_hot(q.argmax(-1), q).double()
         (q,) = float64_rows(q)
@@ -58,7 +59,7 @@ class AcceptedSet(SharedResidual):
 
 
 def among_likeliest(q: Rows, k: int) -> Bool[Tensor, "*batch vocab"]:
-    """Return which tokens are among the k likeliest, all ties at the k-th place included; q > 0."""
+    """Return which tokens with q > 0 are among the k likeliest, ties at the k-th place included."""
     likeliest = q.topk(min(k, q.shape[-1]), -1).values
     return (q >= likeliest[..., -1:]) & (q > 0)
 
@@ -66,19 +67,20 @@ def among_likeliest(q: Rows, k: int) -> Bool[Tensor, "*batch vocab"]:
 @register("relaxed")
 @dataclass(frozen=True)
 class Relaxed(AcceptedSet):
-    r"""Accept n iff n is among the k largest of q, :math:`q_n ≥ \max q − δ` and :math:`q_n > 0`.
+    r"""Accept drafted token n iff n is among the k likeliest and :math:`0 < q_n ≥ \max q − δ`.
 
-    A rejected token is replaced as ``recover`` says, see :class:`AcceptedSet`. No divergence is
-    bounded, the emitted law is not between p and q, and acceptance may be below lossless
-    sampling. At k = 1 the likeliest token alone is accepted: lossless where the target is greedy,
-    and nowhere else. Tokens that tie for the k-th place are all accepted; an engine accepts k.
+    ``recover`` says what replaces a rejected token (:class:`AcceptedSet`). No divergence is
+    bounded, the emitted law need not lie between p and q, and the acceptance may be below that of
+    lossless sampling. At k = 1 the likeliest token alone is accepted, which is lossless only for a
+    greedy target. All tokens that tie for the k-th place are accepted; engines accept exactly k.
 
-    Engines relax the thinking section only: ``Between(relaxed, opening=…, closing=…)``. They set k
-    and delta so: TensorRT-LLM 1 and 0, in an example 10 and 0.01; Modular MAX 10 and 0.6; ATOM 10
-    and 0.6 with the option on, 8 and 0.5 before. TensorRT-LLM and ATOM emit the likeliest token
-    after a rejection (``recover=argmax``). Both also accept tokens of probability 0 if δ admits
-    such tokens; this policy does not. Source: documentation of ``MTPDecodingConfig``
-    (TensorRT-LLM) and ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
+    Engines use this rule only in a model's thinking section, here
+    ``Between(relaxed, opening=…, closing=…)``. They set k and delta to: 1 and 0, in an example 10
+    and 0.01 (TensorRT-LLM); 10 and 0.6 (Modular MAX); 10 and 0.6 if a request sets the option, else
+    8 and 0.5 (ATOM). TensorRT-LLM and ATOM emit the likeliest token after a rejection
+    (``recover=argmax``). Both also accept tokens of probability 0 if δ admits such tokens; this
+    policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
+    ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
 
     Parameters
     ----------
@@ -107,11 +109,11 @@ class Relaxed(AcceptedSet):
 @register("top_k")
 @dataclass(frozen=True)
 class TopK(AcceptedSet):
-    """Accept n iff n is among the target's k likeliest tokens (ties accepted, q_n > 0).
+    """Accept drafted token n iff n is among the target's k likeliest (ties included, q_n > 0).
 
     A rejected token is replaced by a draw from q among these k tokens. (The published code draws
-    ∝ 1 − p there, and accepts tokens with q = 0 where k exceeds the support.) Source: the top-k
-    baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
+    among them in proportion to 1 − p, and also accepts tokens with q = 0 if fewer than k tokens
+    have q > 0.) Source: the top-k baseline of Hao & Mou 2026 (arXiv 2604.04987) and its repository.
 
     Parameters
     ----------
@@ -135,13 +137,13 @@ class TopK(AcceptedSet):
 @register("typical")
 @dataclass(frozen=True)
 class Typical(AcceptedSet):
-    r"""Accept n iff :math:`q_n > \min(ε, α e^{-H(q)})`, whatever p_n is.
+    r"""Accept drafted token n iff :math:`q_n > \min(ε, α e^{-H(q)})`; p is not read.
 
     A rejected token is replaced by the likeliest token of q (smallest index on ties) or by a draw
-    from q. No divergence is bounded, the emitted law is not between p and q, and acceptance may be
-    below lossless sampling. For α ≤ 1 the accepted tokens are those to which a program with
-    cross-entropy gives all mass (THEORY.md, Theorem 27). Source: Cai et al. 2024 (Medusa, arXiv
-    2401.10774), section 2.3.1.
+    from q. No divergence is bounded, the emitted law need not lie between p and q, and acceptance
+    may be below that of lossless sampling. For α ≤ 1 the rule follows from a program: n is accepted
+    only if a row h with a bounded cross-entropy −Σ h ln q can have h_n = 1 (THEORY.md, Theorem 27).
+    Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
 
     Parameters
     ----------
@@ -156,7 +158,7 @@ class Typical(AcceptedSet):
     knob = "epsilon"
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return lower bound 1 above ε, the largest threshold of any row, else 0; upper bound 1."""
+        """Return the bounds 1 and 1 if q_n > ε, which no row's threshold exceeds, else 0 and 1."""
         return (q_n > self.epsilon * (1 + TIE)).double(), torch.ones_like(q_n)
 
     @property
@@ -165,12 +167,12 @@ class Typical(AcceptedSet):
         return Declaration(direction=-1, continuous=False)
 
     def threshold(self, q: Rows) -> Float[Tensor, "*batch 1"]:
-        """Return min(ε, α e^{−H(q)}) of each row."""
+        """Return the acceptance threshold min(ε, α e^{−H(q)}) of each row."""
         alpha = self.epsilon**0.5 if self.alpha is None else self.alpha
         return (alpha * (-_entropy(q)).exp()).clamp(max=self.epsilon)
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return 1 where q_n exceeds the threshold. Of the whole row only the entropy is needed."""
+        """Return 1 where q_n exceeds the row's threshold, else 0, from q_n and the entropy of q."""
         q = ungraphed(q)
         return (q.gather(-1, n).double() > self.threshold(q) * (1 + TIE)).double()
 
@@ -180,7 +182,7 @@ class Typical(AcceptedSet):
 
 
 def _entropy(q: Rows) -> Float[Tensor, "*batch 1"]:
-    """Return H(q) of rows in nats, float64."""
+    """Return the entropy H(q) of each row in nats, float64."""
     if not q.is_cuda and q.numel() and q.dtype in DECIDED and (compiled := loops()) is not None:
         rows = ungraphed(q).reshape(-1, q.shape[-1]).numpy()
         entropies = [compiled.entropy_of(row) for row in rows]
@@ -197,12 +199,13 @@ class Thresholds(Policy):
 
     .. math:: g(x|n) = q_x 1[x ≠ n]/(1 − q_n)
 
-    Draft probabilities are not read. With a = s = 1 (SGLang's defaults) the policy in effect draws
-    x from q and accepts the drafted token iff the token is x. This is lossless for any draft and
-    accepts Σ p q ≤ 1 − TV(p, q). Every decoder that compares drafts with samples of the target
-    accepts so. For smaller a or s :math:`h_x ≤ q_x/\min(a, s)`: φ ≤ q/min(a, s), and of the
-    rejected mass x takes at most :math:`q_x Σ_n p_n (1 − φ_n)/(1 − q_n) ≤ q_x`. All this holds for
-    deterministic drafts, too.
+    is the law of the recovered token x after n was rejected. Draft probabilities are not read. With
+    a = s = 1 (SGLang's defaults) the policy in effect draws a token from q, and accepts the drafted
+    token iff both are equal, as every decoder does that compares drafts with samples of the target.
+    This is lossless for any draft, with the acceptance Σ p q ≤ 1 − TV(p, q). For smaller a or s the
+    emitted law has :math:`h_x ≤ q_x/\min(a, s)`, since φ_n ≤ q_n/min(a, s) and a token x is
+    recovered with probability at most :math:`q_x Σ_{n≠x} p_n (1 − φ_n)/(1 − q_n) ≤ q_x (1 − p_x)`.
+    All this holds for deterministic drafts, too.
 
     The engine tests coin ≤ q/a, and so emitted tokens of probability 0 at coin 0 (sglang#35771).
     Here the test is strict, and tokens of probability 0 are rejected at s = 0, too. Source:
@@ -232,26 +235,29 @@ class Thresholds(Policy):
         )
 
     def accept_entries(self, q_n: Entries) -> Entries:
-        """Return φ from float64 entries of q."""
+        """Return the acceptance φ(n) from float64 entries q_n."""
         sure = (q_n >= self.single) & (q_n > 0)
         accepted = accept_probability(q_n, torch.full_like(q_n, self.acc))
         return torch.where(sure, 1.0, accepted)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return φ as both bounds, since φ reads no other entry of the row."""
+        """Return φ(n) as lower and as upper bound, since φ(n) depends on q_n alone."""
         return (accepted := self.accept_entries(q_n)), accepted
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return φ, from q_n alone."""
+        """Return the acceptance φ(n), which depends on q_n alone."""
         return self.accept_entries(ungraphed(q).gather(-1, n).double())
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return q without n, normalised; q where n is deterministic."""
+        """Return q with 0 at n, divided by its sum; q itself where q is one-hot at n."""
         (q,) = float64_rows(q)
         return normalised_or(q.scatter(-1, n[..., None], 0.0), q)
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return pφ + q·Σ_n p_n(1 − φ_n)/(1 − q_n), the sum over all other tokens n, O(V) a row."""
+        """Return the emitted law in O(V) per row.
+
+        h_x = p_x φ_x + q_x Σ p_n(1 − φ_n)/(1 − q_n), where the sum is over all tokens n but x.
+        """
         q, p = float64_rows(q, p)
         if min(self.single, self.acc) == 1:
             return q

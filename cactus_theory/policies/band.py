@@ -1,4 +1,4 @@
-"""The band, the best row within a divergence budget or at a price, as a policy."""
+"""The policy ``band``: emit the row that accepts most within a divergence budget or at a price."""
 
 import math
 from collections.abc import Iterable
@@ -31,40 +31,43 @@ EOS = "eos"
 @register("band")
 @dataclass(frozen=True)
 class Band(Tilted, FixedTarget):
-    r"""Emit the best row within the budget, the band: :math:`h = \mathrm{clip}(p, aq, bq)`.
+    r"""Emit the row that accepts most within a budget: :math:`h = \mathrm{clip}(p, aq, bq)`.
 
-    A drafted token n is accepted with min(1, b q_n/p_n). Source: THEORY.md, Theorem 7. For
-    reverse_kl the band is mentored decoding (Tran-Thien 2023; Tran-Thien & Nock, arXiv 2609.30474),
-    which is ``per_row`` in blocks.
+    The edges a ≤ 1 ≤ b of this band follow from the budget or the price. A drafted token n is
+    accepted with probability min(1, b q_n/p_n). Source: THEORY.md, Theorem 7. For
+    ``divergence=reverse_kl`` the band is mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
+    arXiv 2609.30474), which in blocks keeps the rows of ``per_row=True``.
 
-    In blocks and trees a price gives the best row at a node that is reached with the alive ratio
-    P, the band of p/P (:mod:`cactus_theory.optimum.band_row`). The tokens of a deterministic draft
-    (greedy, n-gram) are known in advance, so that under KL the band's law is the best of all laws
-    of blocks (:mod:`cactus_theory.optimum.look_ahead`). Rows keep the band of p within a budget, at
-    a price of 0, and for Rényi's divergence, whose price depends on the divergence spent.
+    In blocks and trees a node is reached with the alive ratio P, the probability that the tokens
+    before the node are all accepted. At a price the best row there is the band of p/P
+    (:mod:`cactus_theory.optimum.band_row`). The tokens of a deterministic draft (greedy, n-gram)
+    are known in advance. So at a price of KL the rows depend on later drafted tokens, too, and the
+    emitted law is the best of all laws of blocks (:mod:`cactus_theory.optimum.look_ahead`). The
+    band of p is kept in blocks within a budget, at a price of 0, and for Rényi's divergence, whose
+    price depends on the divergence spent.
 
     Parameters
     ----------
     delta : the divergence that every row may spend, ≥ 0. Exactly one of ``delta`` and ``price``
         must be given.
-    price : acceptance that one more unit of divergence must gain, in tokens per unit, ≥ 0: every
-        row spends until a unit would gain less. This is the best way to share a budget among rows.
-    divergence : spec of the divergence.
-    per_row : if True, rows in blocks keep the band of p at a price, too, for comparisons.
-    head : share of the likeliest token's probability. Only tokens with at least this share, the
-        head, are raised: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on the head and 1
-        off it (Theorem 24). 0 is the plain band; 1 raises the likeliest token alone. Even a price
-        of 0 then does not accept everything. Beside siblings in a tree this row is emitted exactly,
-        but is not the best.
-    floor : token ids, as ``2+151645``, that at every prefix are never less likely than under the
+    price : the least gain in acceptance for which one more unit of divergence is spent, in tokens
+        per unit, ≥ 0. One price for all rows is the best way to share a budget among them.
+    divergence : spec of the divergence of h from q.
+    per_row : if True, the rows of blocks are the bands of p at a price, too; for comparisons.
+    head : a share, from 0 to 1. The head is the tokens with at least this share of the largest q.
+        Only they are raised: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on the head
+        and 1 off it (Theorem 24). 0 is the plain band; 1 raises the likeliest token alone. With a
+        head even a price of 0 does not accept every token. Where a tree has several tokens drafted
+        after one node, this row is emitted exactly, but is not the best row.
+    floor : token ids, as ``2+151645``, that after every prefix are at least as likely as under the
         target (Theorem 25). ``eos`` stands for the ids that end a text (:meth:`at_ends`).
-    hold : token ids that at every prefix are exactly as likely as under the target. So ``hold=eos``
-        keeps the target's probability of ending.
+    hold : token ids that after every prefix are exactly as likely as under the target. So
+        ``hold=eos`` keeps the target's probability of ending.
     tilt : see :mod:`cactus_theory.policies.tilt`; only with a price of KL.
 
-    ``head``, ``floor`` and ``hold`` are boxes c q ≤ h ≤ C q (:mod:`cactus_theory.optimum.boxes`),
-    with the target's q also if there is a ``tilt``. Rows with boxes and a tilt are solved row by
-    row, and do not look ahead.
+    ``head``, ``floor`` and ``hold`` are bounds c q ≤ h ≤ C q on single tokens, called boxes
+    (:mod:`cactus_theory.optimum.boxes`). q is the target's row here even if there is a ``tilt``.
+    With boxes and a tilt, rows do not depend on later drafted tokens.
     """
 
     delta: NotNegative | None = None
@@ -86,7 +89,7 @@ class Band(Tilted, FixedTarget):
             raise ValueError(f"tilt: {rule}; got {self.spec!r}")
 
     def at_ends(self, token_ids: Iterable[int]) -> "Band":
-        """Return the band with ``eos`` read as these ids; ValueError if ``eos`` needs ids."""
+        """Return the band with the ids in place of ``eos``; ValueError for ``eos`` without ids."""
         if EOS not in self.floor + self.hold:
             return self
         ends = tuple(token_ids)
@@ -95,13 +98,13 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def boxes(self) -> Boxes:
-        """Return the boxes; ``head`` is lowered by the rounding that a sum may add to a tie."""
+        """Return the boxes, with ``head`` lowered by TIE: rounding must not decide about ties."""
         floor, hold = (_token_ids(name, getattr(self, name)) for name in ("floor", "hold"))
         return Boxes(self.head * (1 - TIE), floor, hold)
 
     @property
     def boxed(self) -> bool:
-        """Return whether h/q of single tokens is bounded."""
+        """Return whether there are boxes, bounds on h/q of single tokens."""
         return bool(self.head or self.floor or self.hold)
 
     @property
@@ -116,7 +119,7 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def bands(self) -> Bands:
-        """Return the solver of this policy's bands."""
+        """Return the solver of bands at this policy's divergence, budget or price, and boxes."""
         return Bands(known_divergence(self.divergence), self.delta, self.price, self.boxes)
 
     @cached_property
@@ -135,15 +138,16 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
-        """Return the solver of the best law of blocks of deterministic drafts, at a price of KL."""
+        """Return the solver of blocks of deterministic drafts at a price of KL, else None."""
         if self.price is None or not self.of_path or self.divergence != "kl" or not self.between:
             return None
         return LookAhead(self.price, self.boxes)
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return the bounds q_n/p_n and the most that the band can raise this ratio to.
+        """Return bounds on h_n/p_n: q_n/p_n from below, and ``highest`` times q_n/p_n from above.
 
-        At a node of a block P h_n ≥ p_n once P q_n ≥ p_n. Elsewhere h_n is at most max(p_n, q_n).
+        Where P q_n ≥ p_n in a block, h_n may be below q_n, but P h_n ≥ p_n: the next P is 1 anyway.
+        A row that does not depend on P lies between p and q, and the bounds are cut accordingly.
         """
         if not self.between:
             return super().bounds(q_n, p_n)
@@ -155,7 +159,7 @@ class Band(Tilted, FixedTarget):
         return least, torch.maximum(raised.clamp(max=1.0), ratio)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return the solver of the band of p/P at a price, else of p; None with tilt and boxes."""
+        """Return the solver of a node's row, the band of p/P or p; None with tilt and boxes."""
         if not self.between:
             return None
         row = self.bands.row(q, p, alive if self.of_path else 1.0)
@@ -164,9 +168,10 @@ class Band(Tilted, FixedTarget):
         return row
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return h = clip(p, max(a, c)q, min(b, C)q), 0 where q = 0; on a ``path`` that of p/P.
+        """Return the band h = clip(p, max(a, c)q, min(b, C)q) with boxes c, C; 0 where q = 0.
 
-        If the path has ``raised``, the drafted tokens have these h_n.
+        At the nodes of a ``path`` p/P takes the place of p if ``of_path``. If ``path.raised`` is
+        given, it is h_n of the drafted tokens.
         """
         if not self.between:
             drafted = p if path is None or not self.of_path else p / path.alive[..., None]
@@ -178,11 +183,11 @@ class Band(Tilted, FixedTarget):
         return self.bands.laws(q, p, path.alive)
 
     def tilted(self, q: Rows) -> Rows:
-        """Return the tilted row q^θ, within the boxes."""
+        """Return the row emitted where nothing was drafted: q^θ ∝ q^(1+θ), within the boxes."""
         return super().tilted(q) if self.between else self._boxed_about(q, torch.zeros_like(q))
 
     def _boxed_about(self, q: Rows, p: Rows) -> Rows:
-        """Return the rows with a tilt and boxes. With p = 0 they are the rows without a draft."""
+        """Return the rows h for a tilt and boxes; for p = 0 the rows where nothing was drafted."""
         flat, drafted = (rows.detach().reshape(-1, rows.shape[-1]).double() for rows in (q, p))
         flat, price = normalised(flat), self.price
         assert price is not None  # the only knob that goes with a tilt
@@ -209,7 +214,7 @@ class Band(Tilted, FixedTarget):
 
 
 def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...]:
-    """Return the ids in text such as ``2+151645``, each once, with ``ends`` in place of ``eos``."""
+    """Return the ids in ``text``, as ``2+151645``, each once, with ``ends`` in place of ``eos``."""
     parts = set(text.split("+")) if text else set[str]()
     if not all(part.isascii() and part.isdigit() for part in parts - {EOS}):
         raise ValueError(f"{name}: must be token ids, as 2+151645, or eos; got {text!r:.80}")

@@ -32,9 +32,10 @@ class Cactus(PerProposal):
 
     .. math:: \gamma_n = \min\{1,\; q_n + \sqrt{2\delta\, q_n (1 - q_n)}\}
 
-    Exact for Pearson chi-square with budget :math:`2\delta`. The KL of a proposal can reach
-    :math:`\ln(1 + 2\delta)`, although delta is meant as a per-proposal KL budget in nats; audits
-    check delta as such a budget. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems 2 and 6.
+    The formula is exact for Pearson chi-square with budget :math:`2\delta`. The KL of a proposal
+    row from q can reach :math:`\ln(1 + 2\delta)`, although delta is meant as a bound on this KL in
+    nats; audits check delta as this bound. Source: Hao & Mou 2026, Corollary 5; THEORY.md, Theorems
+    2 and 6.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ class Cactus(PerProposal):
         return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ. For 0 < delta < ∞ the formula itself is 0 at 0, 1 at 1 and never below q_n."""
+        """Return γ. For 0 < delta < ∞ ``raised`` is 0 at q_n = 0, 1 at 1 and never below q_n."""
         if not 0 < self.delta < math.inf:
             return super().gamma(q_n)
         (q_n,) = float64_rows(q_n)
@@ -71,17 +72,17 @@ class Cactus(PerProposal):
 @register("cactus_exact")
 @dataclass(frozen=True)
 class CactusExact(PerProposal):
-    r"""Raise the drafted token as far as the budget of its proposal row allows, exactly.
+    r"""Raise the drafted token n to the largest h_n of any row h within the budget from q.
 
     .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 
-    γ is the largest root in [q_n, 1] of
+    For an f-divergence this h_n, called γ, is the largest root in [q_n, 1] of
     :math:`q_n f(γ/q_n) + (1−q_n) f((1−γ)/(1−q_n)) = δ`, and 1 if there is no root. The solution is
-    exact in float64 wherever f(γ/q_n) is a float64. At orders above 1 (alpha, Rényi, Pearson)
-    f(γ/q_n) overflows for tiny tokens, which then stay unraised: at δ = 0.3 below q_n = 1e-82
-    (order 2), 1e-33 (4) and 1e-20 (10), where γ would be 1e-18 at most. The budget holds for each
-    proposal, not for the emitted law. Source of the program: Hao & Mou 2026, section 3; of the
-    solution: THEORY.md, Theorem 3.
+    exact in float64 unless f(γ/q_n) overflows. At orders above 1 (alpha, Rényi, Pearson) it
+    overflows for tokens of tiny q_n, which then are not raised. At δ = 0.3 these are the tokens
+    with q_n below 1e-82 (order 2), 1e-33 (4) and 1e-20 (10), for which γ would be 1e-18 at most.
+    The budget holds for each proposal row, not for the emitted law. Source of the program: Hao &
+    Mou 2026, section 3; of the solution: THEORY.md, Theorem 3.
 
     Parameters
     ----------

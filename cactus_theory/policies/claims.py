@@ -17,14 +17,14 @@ BUDGET_TOLERANCE, LARGEST = 1e-9, 1e9
 
 @dataclass(frozen=True)
 class Budget:
-    """A claim of a policy that a divergence stays within an amount.
+    """A policy's claim that a divergence from the target's row q is at most ``amount``.
 
     Attributes
     ----------
     divergence : spec string, such as ``kl``.
     amount : the bound, in the divergence's unit (nats for KL).
-    scope : ``emitted`` bounds the divergence of the emitted law; ``per proposal`` bounds that of
-        the row that each drafted token is verified against, before averaging over drafts.
+    scope : ``emitted`` bounds the divergence of the emitted law; ``per proposal`` bounds the
+        divergence of each row that a drafted token is verified against, for every drafted token.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class Budget:
 
     @classmethod
     def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
-        """Read a budget such as ``"kl <= delta emitted"``; knobs stand for their values."""
+        """Read a budget such as ``"kl <= delta emitted"``, with knobs' names for their values."""
         divergence, sign, rest = text.partition("<=")
         amount, _, scope = rest.strip().partition(" ")
         if not sign or not scope:
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def rounding(self) -> float:
-        """Return how far above ``amount`` a divergence may be as a rounding error, in its unit."""
+        """Return the tolerance above ``amount`` for rounding errors, in the divergence's unit."""
         return BUDGET_TOLERANCE * (1 + min(self.amount, LARGEST))
 
     def held(self, spent: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class Budget:
         return spent <= self.amount + self.rounding
 
     def bounds(self, stated: bool, token: str = "a token") -> str:
-        """Return the bounded quantity in words; ``stated``: the policy is ``PerProposal``."""
+        """Return in words what is bounded; ``stated`` says that the policy is ``PerProposal``."""
         if self.scope == "emitted":
             return f"{self.divergence} of the emitted law"
         if stated:

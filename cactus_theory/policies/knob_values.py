@@ -1,6 +1,6 @@
-"""Read the values of a policy's knobs (its fields) as the types that the fields are annotated with.
+"""Convert the values of a policy's knobs to the types that the policy's fields are annotated with.
 
-Used for specs, command lines, data files and keyword arguments.
+The values come from specs, command lines, data files and keyword arguments.
 """
 
 import inspect
@@ -24,10 +24,10 @@ Count = Annotated[int, partial(check.as_whole_number, low=1)]
 
 @lru_cache(maxsize=256)
 def of(kind: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters by keyword of a dataclass, of another class or of a function.
+    """Return by name the parameters that a class or a function accepts by keyword.
 
-    ``annotation`` of a parameter is the type of its values. Without an annotation this is the type
-    of ``default``, or Any if there is none.
+    ``annotation`` of a returned parameter is the type of its values. If the signature has none, the
+    type follows from ``default``, or is Any.
     """
     try:
         signature = inspect.signature(kind, eval_str=True)
@@ -43,13 +43,13 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def read(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as the annotations of a kind's parameters say; ValueError for other values."""
+    """Return ``values`` as the types that ``kind`` annotates; ValueError if one does not fit."""
     known = of(kind)
     return {name: converted(name, value, known[name].annotation) for name, value in values.items()}
 
 
 def _type_of(default: Any) -> Any:
-    """Return the type that a default implies where there is no annotation."""
+    """Return the type of a parameter without an annotation, from its default value."""
     if isinstance(default, int) and not isinstance(default, bool):
         return int | float
     return type(default) if isinstance(default, bool | float | str) else Any

@@ -1,14 +1,14 @@
 r"""The base class of policies. A policy is a pair (φ, g): acceptance probability, residual law.
 
-Draft n ~ p and accept n with probability φ(n); otherwise emit one token from g(·|n).
-The emitted law is :math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance
-:math:`A = Σ p_n φ(n)`. Rows are probabilities over a vocabulary of V tokens, q of the
-target and p of the draft. Methods do not validate their rows (the public functions do).
+A token n is drafted from p and accepted with probability φ(n); if n is rejected, the recovered
+token is drawn from g(·|n). The emitted law is
+:math:`out(x) = p_x φ(x) + Σ_n p_n (1 − φ(n)) g(x|n)` and the acceptance :math:`A = Σ p_n φ(n)`.
+Rows are distributions over a vocabulary of V tokens: q of the target and p of the draft. Methods
+do not validate rows (the public functions do).
 
-**Laws are float64**: φ, g and the emitted law are computed from the rows as they are, returned in
-float64, and part of no graph. Rows may be float64, float32, float16 or bfloat16, q and p of
-different precisions, with any strides and any batch shape (...), and may require gradients. A
-deterministic draft has a one-hot row.
+**Laws are float64**: φ, g and the emitted law are returned in float64 and carry no gradients. Rows
+may be float64, float32, float16 or bfloat16, q and p of different precisions, with any strides and
+any batch shape (...), and may require gradients. The row p of a deterministic draft is one-hot.
 """
 
 import math
@@ -52,12 +52,12 @@ TIE = 1e-12
 
 
 def accept_probability(raised: Tensor, drafted: Tensor) -> Tensor:
-    """Return min(1, raised/drafted) of entries, where 0/0 is 0 and x/0 is 1."""
+    """Return the acceptance min(1, raised/drafted) entry by entry; 0/0 is 0 and x/0 is 1."""
     return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)  # 0/0 is 0, x/0 is 1
 
 
 def normalised_or(residual: Tensor, fallback: Tensor) -> Tensor:
-    """Return ``residual`` (..., V) over its sum, ``fallback`` in rows without mass; NaN stays."""
+    """Return rows (..., V) divided by their sums, ``fallback`` where a sum is 0; NaN stays NaN."""
     total = residual.sum(-1, keepdim=True)
     empty = total <= 0
     if not (residual.is_cuda or bool(empty.any())):
@@ -73,7 +73,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 
 @dataclass(frozen=True)
 class PathState:
-    """The alive ratio P with which rows were reached, and the h_n raised by looking ahead."""
+    """The alive ratio P of the rows of a block, and h_n where later drafted tokens determine it."""
 
     # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
     # are all accepted (averaged over the tokens drafted later)
@@ -87,8 +87,8 @@ class Policy(ABC):
     """A rule that accepts drafted tokens and replaces rejected tokens; the base class of policies.
 
     Subclasses are frozen dataclasses whose fields are the knobs, the policy's parameters. φ, g and
-    the emitted law are float64 whatever the precision of the rows. A class of your own gets copies
-    of the rows; a method that writes into a copy raises ValueError.
+    the emitted law are float64 whatever the precision of the rows. Methods of a class from outside
+    the package get copies of the rows, and ValueError is raised if a method writes into a copy.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Policy(ABC):
         return Declaration()
 
     def at_ends(self, token_ids: Iterable[int]) -> "Policy":
-        """Return this policy for texts that these ids end: ``eos`` in a knob then means the ids."""
+        """Return this policy with ``eos`` in its knobs replaced by the ids, which end a text."""
         return self
 
     @abstractmethod
@@ -155,8 +155,8 @@ class Policy(ABC):
     def undrafted(self, q: Rows) -> Rows:
         """Return the row that a token is drawn from where nothing was drafted: q by default.
 
-        Such a token is a bonus token, or the token of a round without a draft. It is charged like
-        any other token.
+        Such a token is a bonus token, or the token of a round without a draft. The divergence of
+        this row from q is charged, as at any other token.
         """
         return q
 
@@ -193,9 +193,9 @@ class Policy(ABC):
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return lower and upper bounds on φ(n), from entries q_n, p_n of drafted tokens.
 
-        Entries are float64. Where φ is known exactly, both bounds are the same tensor. For a
-        policy with a row h the bounds are on h_n/p_n, also at the nodes of blocks. A bound of 1 may
-        be returned for any ratio above 1.
+        Entries are float64. If the entries determine φ(n), both bounds are the same tensor. For a
+        policy with a row h the bounds are on h_n/p_n, also at the nodes of blocks; where h_n/p_n
+        exceeds 1, a bound may be 1.
         """
         return torch.zeros_like(q_n), torch.full_like(q_n, torch.inf)
 
@@ -210,7 +210,7 @@ class Policy(ABC):
         return None
 
     def acceptance_row(self, q: Rows, p: Rows) -> Rows:
-        """Return φ of every token, (..., V)."""
+        """Return the acceptance φ(n) of every token n of the vocabulary, (..., V)."""
         q, p = float64_rows(q, p)
         return self.acceptance(q, p, torch.arange(q.shape[-1], device=q.device).expand(q.shape))
 

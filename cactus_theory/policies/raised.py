@@ -1,6 +1,6 @@
 """Lossless sampling, lenience and mixtures: accept at least as often as lossless sampling does.
 
-All of them keep the residual of lossless sampling, (q − p)₊ normalised.
+All these policies draw a recovered token as lossless sampling does, from (q − p)₊ normalised.
 """
 
 import math
@@ -20,10 +20,10 @@ from cactus_theory.policies.tilt import Tilted
 
 
 class Raised(Tilted, Entrywise, FixedTarget):
-    r"""Entrywise policies with c ≥ q_n and s = 1, the residual of lossless sampling.
+    r"""Policies with φ(n) = min(1, c/p_n), c ≥ q_n, and the residual (q − p)₊ of lossless sampling.
 
-    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q), pointwise between p and q, and
-    A = Σ min(p, c). Lossless sampling with this law as a fixed target accepts and emits alike.
+    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q) with the acceptance A = Σ min(p, c); it
+    lies pointwise between p and q. Lossless sampling towards this law has the same acceptance.
     """
 
     between = True
@@ -58,20 +58,20 @@ class Speculative(Raised):
         return Declaration(budget=budget, between=True, at_least_speculative=True)
 
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return q_n."""
+        """Return the ceiling c = q_n."""
         return q_n
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return the exact ratio q_n/p_n as both bounds."""
+        """Return q_n/p_n as lower and as upper bound, since h_n = q_n."""
         ratio = (q_n / p_n).nan_to_num(nan=0.0)
         return ratio, ratio
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow:
-        """Return the lossless row, h = q."""
+        """Return the object for the lossless row, h = q."""
         return NodeRow(alive)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return q."""
+        """Return the row that is emitted, q."""
         return q
 
 
@@ -80,8 +80,8 @@ class Speculative(Raised):
 class Lenience(Raised):
     r"""Accept n with :math:`\min(1, q_n/(ℓ p_n))`, 0 < ℓ ≤ 1.
 
-    No token is emitted with more than :math:`q_n/ℓ`, and no policy with this bound accepts more:
-    A = Σ min(p, q/ℓ) is the optimum for the max-divergence with δ = −ln ℓ.
+    The emitted law has :math:`h_n ≤ q_n/ℓ` for every token n, and no policy with this bound accepts
+    more: Σ min(p, q/ℓ) is the largest acceptance within a max-divergence of −ln ℓ from q.
     Source: Leviathan et al. 2023 (arXiv 2211.17192), appendix A.5.
 
     Parameters
@@ -99,7 +99,7 @@ class Lenience(Raised):
         return Declaration(-1, 1.0, budget, between=True, at_least_speculative=True, optimal=True)
 
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return q_n/ℓ."""
+        """Return the ceiling c = q_n/ℓ."""
         return q_n / self.lenience
 
 
@@ -108,10 +108,11 @@ class Lenience(Raised):
 class Mixture(Raised):
     r"""Sample losslessly towards the mixture :math:`h = αp + (1−α)q`.
 
-    TV(h, q) = α TV(p, q), and no policy within that total variation accepts more:
-    A = 1 − (1−α) TV(p, q). Tokens that the target excludes are rejected, and their share of h goes
-    to (q − p)₊. Hugging Face's ``assistant_ensemble_weight`` is 1 − α, with free support. Source:
-    the interpolation baseline of Hao & Mou 2026 (arXiv 2604.04987).
+    TV(h, q) = α TV(p, q), and no policy with at most this total variation accepts more than
+    1 − (1−α) TV(p, q). By default tokens that the target excludes are rejected; the mass they
+    would have in h goes to tokens with q > p, in proportion to (q − p)₊. Hugging Face's
+    ``assistant_ensemble_weight`` is 1 − α, with ``support=free``. Source: the interpolation
+    baseline of Hao & Mou 2026 (arXiv 2604.04987).
 
     Parameters
     ----------
@@ -132,6 +133,6 @@ class Mixture(Raised):
         )
 
     def ceiling(self, q_n: Entries, p_n: Entries) -> Entries:
-        """Return αp_n + (1−α)q_n; the residual is (h − p)₊ ∝ (q − p)₊."""
+        """Return the ceiling c = αp_n + (1−α)q_n; with ``support=target`` 0 where q_n = 0."""
         mixed = self.alpha * p_n + (1 - self.alpha) * q_n
         return mixed if self.support == "free" else torch.where(q_n > 0, mixed, 0.0)

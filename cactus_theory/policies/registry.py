@@ -1,4 +1,4 @@
-"""The registry of policies: from a spec, which is a name with knobs, to a policy."""
+"""Find policies by a spec, which is a registered name with knob values: ``band:price=2``."""
 
 from collections.abc import Callable
 from dataclasses import is_dataclass, replace
@@ -106,7 +106,7 @@ def class_of(spec: Any) -> type[Policy]:
 
 
 def _known(name: str) -> Any:
-    """Return the policy registered under a name, or this process's ``@ct.rule`` of that name."""
+    """Return the policy registered as ``name``, else the ``@ct.rule`` function of that name."""
     # a function that was imported twice has two places, of which the last counts
     by_function: dict[Any, tuple[str, str]] = {}
     for place, kind in DEFINED.items():
@@ -130,14 +130,14 @@ def _written(function: Any) -> tuple[str, str] | None:
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
-    """Return the policy of ``FILE.py:NAME`` at these knobs; NAME may be an object of ``others``."""
+    """Return the policy of ``FILE.py:NAME`` at ``knobs``; NAME may be of the types ``others``."""
     entry, source = POLICIES.read(spec, *others)
     values = _with_divergence(merged_knobs(spec, knobs))
     return _at_knobs(entry, Path(source).name, source, values)
 
 
 def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs, with a ``divergence`` of ``FILE.py:NAME`` read and replaced by its spec."""
+    """Return the knobs; a ``divergence`` of ``FILE.py:NAME`` is read and replaced by its spec."""
     if not names_a_file(str(values.get("divergence"))):
         return values
     return values | {"divergence": read_divergence(values["divergence"]).spec}
@@ -166,7 +166,7 @@ def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> 
 
 
 def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
-    """Return an object of a policy class, or a copy of a policy, at these values of its knobs."""
+    """Return a policy with these knob values, from a policy class or from another policy."""
     kind: Any = entry if isinstance(entry, type) else type(entry)
     # a policy object that is no dataclass cannot be copied at other knobs
     known = knob_values.of(kind) if entry is kind or is_dataclass(entry) else {}

@@ -27,17 +27,18 @@ from cactus_theory.policies.registry import register
 @register("regret")
 @dataclass(frozen=True)
 class Regret(FixedTarget):
-    r"""Keep a drafted token nearly as likely as the target's likeliest, else emit the likeliest.
+    r"""Keep a drafted token if q_n is close to max q, else emit the target's likeliest token.
 
     For temperature 0; q is the target's row at temperature 1. The regret of a token is
     ρ_n = max ln q − ln q_n in nats. Source: THEORY.md, Theorem 30.
 
     Parameters
     ----------
-    price : ν, in tokens per nat of regret. A token is kept iff ν ρ_n ≤ 1; in a block the first n
-        tokens are kept, with the n that maximises n − ν Σ ρ. ∞ is strict greedy decoding.
-    delta : instead of price, the regret that a row may spend. Drafted mass is kept in the order of
-        regret, and the token at which the budget ends is kept at random.
+    price : ν, in tokens per nat of regret. A token is kept iff ν ρ_n ≤ 1; in a block the first m
+        tokens are kept, with the m that maximises m − ν Σ ρ over them. ∞ is strict greedy decoding.
+    delta : instead of ``price``, the mean regret that a row may spend. Drafted tokens are kept in
+        the order of rising regret until the budget is spent; the token at which the budget runs
+        out is kept with the probability that the budget allows.
     """
 
     price: NotNegative | None = None
@@ -56,7 +57,7 @@ class Regret(FixedTarget):
 
     @cached_property
     def look_ahead(self) -> RegretPath | None:  # type: ignore[override]
-        """Return the solver of the best law of blocks of deterministic drafts, at a price."""
+        """Return the solver of blocks of deterministic drafts at a price; None with ``delta``."""
         return None if self.price is None else RegretPath(self.price)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
@@ -72,7 +73,7 @@ class Regret(FixedTarget):
         return completed(kept, q)
 
     def row(self, q: Any, p: Any, alive: float = 1.0) -> OneTokenRow | None:
-        """Return the row of a deterministic token at a price; None where ``target`` writes h."""
+        """Return the row h for a deterministic draft at a price; None where ``target`` gives h."""
         token, path = int(p.argmax()), self.look_ahead
         if path is None or p[token] != 1 or p.sum() != 1:
             return None

@@ -1,4 +1,4 @@
-"""Lossless sampling with another target row: the draft's row where it is close, or a cut q."""
+"""Lossless sampling towards another row than q: p where p is close to q, or a truncated q."""
 
 import math
 from dataclasses import dataclass
@@ -36,11 +36,12 @@ from cactus_theory.policies.registry import register
 class Fuzzy(FixedTarget):
     r"""Sample losslessly towards :math:`h = p` where :math:`D(p\|q) < T`, else :math:`h = q`.
 
-    A row just beyond T gains nothing. Tokens that the target excludes are rejected: h is then p on
-    the target's support, and the rest of p's mass goes to (q − p)₊. Beyond T the policy is lossless
-    sampling, the variant that the source calls recursive. The variant called exact draws from q
-    without a test there; that emits an equal law and accepts less. Source: Holsman et al. 2025
-    (Fuzzy Speculative Decoding, arXiv 2502.20704).
+    If D is just above T, nothing is gained over lossless sampling. Tokens that the target excludes
+    are rejected: where D < T, h is p on the target's support, and the rest of p's mass goes to
+    tokens with q > p, in proportion to (q − p)₊. Where D ≥ T the policy is lossless speculative
+    sampling, which the source calls the recursive variant. The source's exact variant draws a token
+    from q there without testing the drafted token; it emits the same law and accepts less. Source:
+    Holsman et al. 2025 (Fuzzy Speculative Decoding, arXiv 2502.20704).
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class Fuzzy(FixedTarget):
         return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return q or p as the row h; None where p has mass that the target excludes."""
+        """Return the object for h = q or h = p; None if h = p and the target excludes mass of p."""
         if loops() is None:
             return None
         if not bool(self.takes_draft(*(from_numpy(row) for row in (q, p)))):
@@ -107,7 +108,7 @@ class Truncated(FixedTarget):
     r"""Sample losslessly towards q cut to its k likeliest tokens, its nucleus, or both.
 
     The nucleus is the smallest set of likeliest tokens with mass at least ``top_p``, so
-    KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. As a baseline for lossy policies: arXiv 2607.26627.
+    KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. arXiv 2607.26627 has it as a baseline for lossy policies.
 
     Parameters
     ----------

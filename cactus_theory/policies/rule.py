@@ -38,12 +38,12 @@ VECTORISE = (
 
 
 class FunctionPolicy(Policy):
-    """A policy that calls a plain function. The fields of its class are the function's knobs."""
+    """A policy given by a plain function, whose knobs are the fields of the policy's class."""
 
     source: ClassVar[Any]  # what was given to ``rule``
 
     def __call__(self, *arguments: Any, **knobs: Any) -> Any:
-        """Call the function, with the policy's knobs where no others are given."""
+        """Call the function with the policy's knob values, unless ``knobs`` gives other values."""
         return self.function(*arguments, **{**vars(self), **knobs})
 
     @property
@@ -67,9 +67,10 @@ class FunctionPolicy(Policy):
     def _answers(
         self, function: Function, q: Rows, p: Rows, row: Tensor, token: Tensor | None = None
     ) -> Tensor:
-        """Return a function's answers (m, …) for rows q and p (R, V) by their numbers ``row`` (m,).
+        """Call a function for m rows of q and p (R, V), by index ``row`` (m,); return m results.
 
-        With ``token`` (m,) the function gets a drafted token beside each row. Answers are float64.
+        With ``token`` (m,) the function also gets a drafted token for each row. Results (m, …) are
+        float64.
         """
         source, name = self.source, function.__name__
         name = name if function is source.function else f"{self.name}, {name}"
@@ -102,7 +103,7 @@ class FunctionPolicy(Policy):
 
 
 def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a function's answer as a new float64 tensor; ValueError if its shape is wrong."""
+    """Return a function's result as a new float64 tensor; ValueError if its shape is wrong."""
     if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
         converted = answer.detach().to(torch.float64, copy=True)
     else:
@@ -114,7 +115,7 @@ def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
-    """Return rows (R, V) by index; a view if all indices are equal."""
+    """Return the rows with indices ``row`` (m,) of ``rows`` (R, V); a view if all are equal."""
     return rows[row[0]].expand(len(row), -1) if bool((row == row[0]).all()) else rows[row]
 
 
@@ -126,7 +127,7 @@ class FunctionRule(FunctionPolicy):
     """A policy that accepts a drafted token with a probability given by a function of (q, p, n)."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return the function's acceptance; the function is not called for tokens with p = 0."""
+        """Return φ(n) from the function, which is not called for tokens with p_n = 0."""
         q, p = ungraphed(q), ungraphed(p).expand(q.shape)
         phi, drafted = (q.gather(-1, n) > 0).double(), p.gather(-1, n) > 0
         # ids (..., m) are m tokens of each row: the number of the row that each belongs to
@@ -135,7 +136,10 @@ class FunctionRule(FunctionPolicy):
         return phi
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the residual function's rows where n can be rejected, and q elsewhere."""
+        """Return (q − p)₊ normalised, or if ``rule`` has a residual function, its rows.
+
+        The residual function is called only where n can be rejected; elsewhere the row is q.
+        """
         q, drafts = ungraphed(q), ungraphed(p).to(q.dtype)
         if self.source.residual is None:
             rows = q.double()
@@ -150,7 +154,7 @@ class FunctionRule(FunctionPolicy):
     def _recovered(
         self, q: Float[Tensor, "vocab"], p: Float[Tensor, "vocab"], n: Int[Tensor, "m"]
     ) -> Float[Tensor, "m vocab"]:
-        """Return the residual function's rows (m, V) for tokens (m,) of one row."""
+        """Return the residual function's rows (m, V) after each of the tokens ``n`` is rejected."""
         return self._answers(self.source.residual, q[None], p[None], torch.zeros_like(n), n)
 
 
@@ -184,13 +188,13 @@ def rule(
     q and p are numpy rows of V probabilities, n an integer. Keyword-only parameters with defaults
     are knobs; ``residual`` gets the knobs that it names. ``direction``, ``strict`` and
     ``knob_range`` refer to the first knob. The function is called once per row and token: fine for
-    checking an idea, slow in a decode loop. In the process that defines a function its name is a
-    spec: ``ct.generate(policy="louder:delta=0.2")``.
+    checking an idea, slow in a decode loop. In the process that defines a function, the
+    function's name can be used in specs: ``ct.generate(policy="louder:delta=0.2")``.
 
     Under ``@ct.rule(vectorised=True)`` the function is called for many rows at once: q and p are
     torch tensors (..., V) and n is (...,). The function returns φ (...,), or h (..., V) from
-    (q, p); ``residual`` returns (..., V). Either way tokens with p_n = 0 are left out. The answer
-    for a row must depend on this row only (this is tested)::
+    (q, p); ``residual`` returns (..., V). Either way f(q, p, n) is not called for tokens with
+    p_n = 0. The result for a row must depend on this row only (this is tested)::
 
         @ct.rule(vectorised=True)
         def lossless(q, p, n):
@@ -280,9 +284,10 @@ def _rises(ends: Any) -> bool:
 
 
 def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
-    """Return the base classes of the policy of a function with ``count`` arguments and a residual.
+    """Return the base classes of the policy that :func:`rule` makes of a function.
 
-    All rejected tokens share one residual by default, for residual(q, p), and for f(q, p).
+    ``count`` is the number of the function's arguments q, p and n. A policy of f(q, p, n) is a
+    ``SharedResidual`` unless ``residual`` takes the rejected token, too.
     """
     if count == 2:
         return (FunctionTarget,)
@@ -295,7 +300,7 @@ def _bases(count: int, residual: Function | None) -> tuple[type[Policy], ...]:
 
 
 def _read_declared(declared: dict[str, Any], has_knob: bool) -> dict[str, Any]:
-    """Return declared values, converted; raise for unknown names, wrong values, a missing knob."""
+    """Return the values declared to :func:`rule`, converted; raise for an invalid declaration."""
     known = {name: entry for name, entry in knob_values.of(Declaration).items() if name != "budget"}
     if unknown := min(declared.keys() - known, default=None):
         raise TypeError(f"rule: declares one of {', '.join(sorted(known))}; got {unknown!r}")

@@ -1,11 +1,12 @@
-r"""The knob ``tilt``: verify against a colder, or hotter, target row (Theorem 28).
+r"""The knob ``tilt``, θ: verify against the target's row at another temperature (Theorem 28).
 
 .. math:: q^\theta \propto q^{1+\theta}
 
-is the target's row at the temperature 1/(1 + θ), relative to q. If nats must not be spent on
-unlikely text, the best row is the plain policy's row about q^θ. So a tilted policy is the policy
-without a tilt, applied to other rows. Verifiers make these rows once a round
-(:meth:`cactus_theory.verify.draft.Assignment.seen`); D(h‖q) is charged against q.
+is the target's row q at the temperature 1/(1 + θ): colder for θ > 0, hotter for θ < 0. If nats must
+not be spent on unlikely text, the best row is the row that the untilted policy has for q^θ. So a
+tilted policy is the untilted policy, applied to rows q^θ in place of q. Verifiers compute these
+rows once a round (:meth:`cactus_theory.verify.draft.Assignment.seen`). The divergence that is
+charged is D(h‖q), from q itself.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ ABOUT_ROWS = ("acceptance", "residual", "target", "emitted")
 
 
 def colder(q: Rows, tilt: float) -> Rows:
-    """Return rows q^θ ∝ q^(1+θ), 0 where q = 0; half precision becomes float32."""
+    """Return rows ∝ q^(1 + tilt), with 0 where q = 0; half precision becomes float32."""
     if not tilt:
         return q
     rows = ungraphed(q) if q.dtype in DECIDED else ungraphed(q).float()
@@ -52,9 +53,11 @@ def untilted(policy: Policy) -> Policy:
 
 
 def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
-    """Return ln Σ q e^{θ r̃} in float64, r̃ = ln q + H(q): the worth of an undrafted row.
+    """Return ln Σ q e^{θ r̃} of each row in float64, where θ is ``tilt`` and r̃ = ln q + H(q).
 
-    A row without mass, from which no token is drawn, has 0.
+    This is the largest θ Σ h r̃ − KL(h‖q) of any row h, attained by q^θ: the most that a row can
+    add to the objective of Theorem 29, per unit of its price ν, where nothing was drafted. A row
+    without mass, from which no token is drawn, has 0.
     """
     logs = q.double().log()
     entropy = cast(Any, torch.special).entr(q.double()).sum(-1)
@@ -66,9 +69,9 @@ def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
 class Tilted(Policy):
     """Policies with the knob ``tilt``, θ above −1; with 0 they verify against the target itself.
 
-    ``about`` is the policy without its tilt, which verifiers apply to rows q^θ. The attributes and
-    methods of a class that read entries (``Entrywise``, ``bounds``, ``highest``, ``between``,
-    ``row``) are those of ``about``.
+    ``about`` is the policy without its tilt, which verifiers apply to rows q^θ ∝ q^(1+θ). The
+    attributes and methods about single entries (those of ``Entrywise``, ``bounds``, ``highest``,
+    ``between``, ``row``) are those of ``about``, and concern entries of q^θ.
     """
 
     tilt: Tilt = field(default=0.0, kw_only=True)
@@ -94,11 +97,11 @@ class Tilted(Policy):
 
     @property
     def moves_undrafted(self) -> bool:
-        """Return whether undrafted tokens come from another row than q: a tilt, or an override."""
+        """Return whether :meth:`undrafted` may return another row than q."""
         return bool(self.tilt) or type(self).undrafted is not Tilted.undrafted
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return q, or with a tilt the tilted row within the policy's boxes."""
+        """Return the row drawn from where nothing was drafted: q, or :meth:`tilted` with a tilt."""
         return self.tilted(q) if self.tilt else q
 
     def tilted(self, q: Rows) -> Rows:
@@ -107,7 +110,7 @@ class Tilted(Policy):
 
 
 def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that, with a tilt, calls the untilted policy's method about q^θ.
+    """Return a method that, with a tilt, calls the untilted policy's method with q^θ for q.
 
     ``target`` returns rows in the precision of q, other methods in float64.
     """

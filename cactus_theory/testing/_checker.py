@@ -57,13 +57,13 @@ def shrink(q: Tensor, p: Tensor, fails: Fails, seconds: float = 10.0) -> Pair:
 
 
 def size(pair: Pair) -> tuple[int, int, int]:
-    """Return a pair's size for shrinking: its tokens, characters of its entries, nonzero ones."""
+    """Return a pair's size: numbers of tokens, of characters of all entries, of nonzero entries."""
     entries = torch.cat(pair).tolist()
     return len(pair[0]), sum(len(repr(x)) for x in entries), sum(x != 0 for x in entries)
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler rows, largest reductions first: fewer tokens, plain rows, few digits, zeros."""
+    """Yield simpler rows, largest reductions first: fewer tokens, one-hot, few digits, zeros."""
     vocab = len(q)
     for size_left in range(2, vocab):  # first tokens only, fewest first: the largest reduction
         yield from _valid(q[:size_left], p[:size_left])
@@ -118,13 +118,13 @@ Crash = tuple[Behaviour, Exception]
 
 @dataclass
 class Checker:
-    """Checker of one policy's properties; shrinking a counterexample takes ``shrink_seconds``."""
+    """Checks properties of one policy; shrinking one counterexample takes ``shrink_seconds``."""
 
     policy: Policy
     shrink_seconds: float = 10.0
 
     def worst(self, prop: Property, seen: Behaviour) -> Worst:
-        """Return the worst entry of a property; errors that the policy raises pass through."""
+        """Return the entry closest to breaking a property; errors of the policy pass through."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return measure(prop, seen)
@@ -157,7 +157,7 @@ class Checker:
         return None
 
     def with_numbers(self, seen: Behaviour) -> Behaviour:
-        """Return the behaviour on those rows where φ and g are finite numbers throughout."""
+        """Return the behaviour on the rows whose acceptances and residuals are all finite."""
         finite = seen.phi.isfinite().all(-1)
         finite[seen.pairs[0][~seen.recovered.isfinite().all(-1)]] = False
         return seen if bool(finite.all()) else seen.on(seen.q[finite], seen.p[finite])
@@ -210,7 +210,7 @@ class Checker:
         return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
-        """Return the verdict on one property; its finding is an error, else the first failure."""
+        """Return the verdict on one property, with an error of the policy or the first failure."""
         verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:

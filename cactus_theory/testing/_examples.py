@@ -67,7 +67,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
 
 def _wide(count: int, start: int) -> list[Group]:
-    """Return the wide pairs among ``count``: in the order ORDER, then of SMALL and VOCABULARY."""
+    """Return the wide ones of ``count`` pairs: V by ORDER, then from SMALL and VOCABULARY."""
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
     pairs = [wide_pair(widths[place], random) for place in ORDER[: count // ONE_IN]]

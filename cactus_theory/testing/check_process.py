@@ -69,7 +69,7 @@ def check_file(
 
 
 def work() -> None:
-    """Check the rule of ``sys.argv[1]``, print events as JSON lines; end all threads at once."""
+    """Check the rule that ``sys.argv[1]`` names; print events as JSON lines; end the process."""
     options = json.loads(sys.argv[1])
     source, names = options["source"], options["properties"]
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -2,8 +2,8 @@
 
 Each kind of object that is checked (policies, verifiers, and the kinds of ``tests/kits``) has a
 table :class:`Properties` and a subclass of :class:`Seen`, which computes the numbers on examples.
-:func:`broken` checks all of a kind. Policies are checked by ``_checker.py`` instead,
-because a user's policy may raise errors.
+:func:`broken` checks one object against such properties. Policies are checked by ``_checker.py``
+instead, because a user's policy may raise errors.
 """
 
 import inspect
@@ -232,7 +232,10 @@ def measure(prop: Property, seen: Seen) -> Worst:
 def finding(
     prop: Property, worst: Worst, rows: tuple[list[float], list[float]] = ([], []), **more: Any
 ) -> Finding:
-    """Return the finding for a broken property on (target, draft); ``more`` are its last fields."""
+    """Return the finding for a property that ``rows`` (target, draft) break.
+
+    ``more`` sets further fields of the finding.
+    """
     numbers = worst.about, worst.expected, worst.found, worst.margin
     return Finding(prop.name, prop.statement, *rows, *numbers, **more)
 

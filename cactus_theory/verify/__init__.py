@@ -1,4 +1,4 @@
-"""Verification of drafted tokens on tensors: which are accepted, and the token after them.
+"""Verify drafted tokens on tensors: which are accepted, and which token follows them.
 
 The decode loop (:mod:`cactus_theory.decoding`), replays of traces and tests use these verifiers.
 """

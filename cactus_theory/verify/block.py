@@ -1,19 +1,19 @@
-r"""Block verification: a drafted path is verified as a whole, so that one low coin cannot end it.
+r"""Block verification: a drafted path is verified as a whole, so no single coin can end it early.
 
-Let h be the row to be emitted at each node, and P_0 = 1. For i = 1..K
+Let x_1..x_K be the drafted tokens, h the row to be emitted at each node, and P_0 = 1. For i = 1..K
 
 .. math:: P_i = \min\{1, P_{i-1} h(x_i)/p(x_i)\}, \qquad R_i = Σ_x (P_i h(x) − p(x))_+
 
-where h and p in R_i are the rows after x_i. P_i is the alive ratio of node i. Each i has a coin,
-which passes below R_i/(R_i + 1 − P_i) for i < K and below P_K for i = K. The number of accepted
-tokens is the last i whose coin passes, 0 if none does. After i < K accepted tokens the next token
-is drawn from (P_i h − p)₊ normalised, after K accepted tokens from the target's row, or the row
-that the policy puts in its place.
+where h and p in R_i are the rows after x_i. P_i is the alive ratio of node i. Each i has a coin, a
+uniform random number. The coin passes if it is below R_i/(R_i + 1 − P_i) for i < K, and below P_K
+for i = K. The number of accepted tokens is the last i whose coin passes, 0 if none does. After
+i < K accepted tokens the next token is drawn from (P_i h − p)₊ normalised. After K accepted tokens
+it is drawn from the target's row, or from the row that the policy puts in its place.
 
 The token after a reached node has exactly the law h. Node x_1..x_i is reached with probability
 p(x_1..x_i) P_i, the largest that any verifier of one drafted path can have for this h. Source: Sun
-et al. 2024 (arXiv 2403.10444) for h = q; any h that depends on the text and P alone will do
-(THEORY.md, Theorem 12).
+et al. 2024 (arXiv 2403.10444) for h = q; the same holds for any h that depends on the text and P
+alone (THEORY.md, Theorem 12).
 """
 
 from collections.abc import Sequence
@@ -82,8 +82,8 @@ def verify_block(
 
     In expectation at least as many tokens are accepted as by :func:`verify_chain`, for the same
     row h at every node. The next token at a node has the law h under both verifiers. The law of
-    whole texts differs between them unless h = q, since bonus tokens, which come from the target's
-    row and not from h, fall at other places.
+    whole texts differs between the verifiers unless h = q: bonus tokens, which come from the
+    target's row and not from h, occur at other positions.
 
     Parameters
     ----------

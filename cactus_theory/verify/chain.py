@@ -22,7 +22,7 @@ from cactus_theory.verify.walk import Walk, chains
 
 @register_verifier("chain")
 class Chain(Verifier):
-    """Accept drafted tokens one by one, by the policy's φ and g alone (:func:`verify_chain`)."""
+    """Accept tokens one by one, by the policy's acceptance and residual (:func:`verify_chain`)."""
 
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
@@ -85,7 +85,7 @@ def verify_chain(
     draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
     draft_token_ids : (B, K) int64; −1 ends a text's draft, and draft rows after it are not read.
     generator : one torch.Generator, or one per text (a text then behaves as if alone).
-    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator: every choice is fixed.
+    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator, which fix every choice.
     validate : check values and divide rows by their float64 sum. If False, neither is done. A row
         with NaN that has to decide a token, or a row without mass that a token has to be drawn
         from, still raises; on CUDA, where no value is read on the host, the token is −1 instead.
@@ -117,8 +117,9 @@ def chain_on_device(
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
     """Return each text's accepted count and the token after it, both (B,), on a device.
 
-    φ of all drafted tokens is computed at once; one residual a text, after the first rejection. A
-    token with NaN for its q or p cannot be decided: a path ends before it, with ``NO_TOKEN``.
+    φ is computed for all drafted tokens at once, and one residual per text, after its first
+    rejection. If q or p of a drafted token is NaN, its coin cannot be compared: the text's accepted
+    tokens end before this token, and the next token is ``NO_TOKEN``.
     """
     assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]

@@ -147,7 +147,10 @@ def _checked(
 
 
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
-    """Return checked float64 rows. Rows that are not ``used`` become one-hot without being read."""
+    """Check rows of probabilities; return them in float64, divided by their sums.
+
+    Rows that are not ``used`` are not read, and become one-hot.
+    """
     one_hot = probs.new_zeros(probs.shape[-1])
     one_hot[:1] = 1.0  # float16 has no 1/V for a large vocabulary
     rows = torch.where(used[..., None], probs, one_hot)

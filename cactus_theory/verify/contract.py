@@ -1,4 +1,4 @@
-"""The contract of verifiers: a draft, target rows and coins in, a verdict out; their names.
+"""The interface of verifiers: draft, target rows and coins in, verdict out; and their registry.
 
 The decode loop, its caches and its meter depend on this file and on
 :mod:`~cactus_theory.verify.draft`, and on no particular verifier. A new verifier is one file with
@@ -6,11 +6,11 @@ one :func:`register_verifier`.
 
 A verifier may rely on this:
 
-* Target rows and draft are lent. The verifier may read them until :meth:`Verifier.verify` returns,
-  and writes into none. Rows need not be distributions: see ``last`` of
+* The verifier may read target rows and draft until :meth:`Verifier.verify` returns, but must not
+  write into them. Rows need not be distributions: see ``last`` of
   :class:`~cactus_theory.verify.draft.Verdict`.
-* Coins are independent and uniform on [0, 1). Each text has ``coins`` acceptance coins and
-  ``draws`` draws.
+* Coins are independent and uniform on [0, 1). Each text has :meth:`Verifier.coins` coins that
+  accept tokens and :meth:`Verifier.draws` coins that draw tokens.
 * Policies have no tilt, because target rows arrive tilted (:meth:`Assignment.seen`).
 * Of a policy, a verifier may use φ, g and the emitted law; what the base class promises
   (``Entrywise``, ``FixedTarget``, ``SharedResidual``); and ``bounds``, ``highest``, ``between`` and
@@ -74,8 +74,8 @@ class Verifier(ABC):
     ----------
     reaches_all_it_can : class attribute, whether each node is reached as often as any verifier of
         one drafted path can reach the node for the same rows h.
-    by_path : class attribute, whether the law at a node may depend on the alive ratio with which
-        the node was reached, as in blocks.
+    by_path : class attribute, whether the emitted law at a node may depend on the alive ratio with
+        which the node was reached, as in blocks.
     drafts : class attribute, the shapes of drafts that are verified: ``chain``, ``tree``.
 
     Examples
@@ -100,14 +100,14 @@ class Verifier(ABC):
         return drafted
 
     def draws(self, depth: int) -> int:
-        """Return the most draws of a text of this depth; ``draw`` is (B, draws) for 2 or more."""
+        """Return how many drawing coins a text of ``depth`` has; ``draw`` is (B, draws) if > 1."""
         return 1
 
     @abstractmethod
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict of drafts, from unvalidated target rows by node, and coins."""
+        """Verify drafts: return the verdict, from target rows by node (unvalidated) and coins."""
 
     def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: chain needs no check)
         """Raise ValueError for a policy that this verifier cannot verify; a chain verifies all."""
@@ -144,7 +144,7 @@ class Verifier(ABC):
     def followed(
         self, verdict: Verdict, assigned: Assignment, target_probs: Targets, draft: Draft
     ) -> Verdict:
-        """Return a verdict with ``paths``; nodes of a verifier without any are built when read."""
+        """Return the verdict with ``paths``; if it has none, nodes are built when they are read."""
         if verdict.paths is not None:
             return verdict
         nodes = Nodes(self, assigned, target_probs, draft)
@@ -246,7 +246,7 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
 
 
 def registered_verifier(verifier: str) -> Verifier:
-    """Return the verifier of a name that stands in a data file; no code file is read."""
+    """Return the registered verifier that a data file names; no code file is read."""
     name, _ = parse_spec(str(verifier))
     return _with_options(VERIFIERS.find(name), verifier)
 

@@ -10,7 +10,7 @@ bonus : the token that is drawn after all drafted tokens were accepted, from the
     the row that the policy puts in its place, such as a tilted row.
 emitted : any token that the text gets: accepted, recovered or bonus. The emitted law h is the
     distribution of the token emitted at a node.
-node : a place in a draft: the settled text, or the text after a drafted token.
+node : a place in a draft: the text before the draft, or the text after a drafted token.
 coin : a uniform random number on [0, 1). It decides whether a token is accepted, or draws a token.
 alive ratio P : in a block, the probability of reaching a node given the drafted tokens before it,
     averaged over the tokens drafted later; 1 in a chain.
@@ -43,12 +43,12 @@ Draws = Float[Tensor, "batch *draws"]
 class Draft:
     """Drafted tokens of a batch of texts, and the distribution that each was drawn from.
 
-    A row of the batch is one text. Node 0 is its settled text; node i + 1 is the text with drafted
-    token i, after the tokens that token i follows. Target rows, laws and charges belong to nodes.
-    In a chain token i follows node i.
+    A row of the batch is one text. Node 0 is the text before the draft; node i + 1 is the text that
+    ends with drafted token i, after the tokens that token i follows. Each target row, emitted law
+    and charge belongs to a node. In a chain token i follows node i.
 
-    A drafter that has returned a draft does not write into the draft's lists and tensors until the
-    decode loop calls for the next draft.
+    After a drafter has returned a draft, it must not write into the draft's lists and tensors until
+    the decode loop calls for the next draft.
 
     Attributes
     ----------
@@ -56,8 +56,8 @@ class Draft:
     counts : drafted tokens of each text, at most K; a list, or a tensor on the device.
     probs : (B, K, V) by node, the row that the token after node i was drawn from, or None if the
         drafter is deterministic; arbitrary where no token follows.
-    parents : (B, K) int64, the earlier drafted token that each token follows, −1 for the settled
-        text; None for a chain, where each token follows the token before it.
+    parents : (B, K) int64, the earlier drafted token that each token follows, −1 if it follows
+        node 0; None for a chain, where each token follows the token before it.
     sampled, deterministic : (B, K) bool, of declared trees (:func:`cactus_theory.verify_tree`).
 
     Examples
@@ -83,11 +83,11 @@ class Draft:
         return self.sampled is None and self.parents is None
 
     def node(self, row: int, place: int) -> int:
-        """Return the node that a drafted token of a text follows."""
+        """Return the node that the drafted token at ``place`` of text ``row`` follows."""
         return place if self.parents is None else int(self.parents[row, place]) + 1
 
     def path(self, row: int, place: int) -> list[int]:
-        """Return the places of the drafted tokens from the settled text to ``place``."""
+        """Return the places of the drafted tokens on the path that ends at ``place``, in order."""
         path = [place]
         while node := self.node(row, path[0]):  # 0 is the settled text
             path.insert(0, node - 1)  # node i + 1 is the text with token i
@@ -95,7 +95,7 @@ class Draft:
 
     @cached_property
     def above(self) -> list[Sequence[int]]:
-        """Return by text the node that each drafted token follows."""
+        """Return for each text the nodes that its drafted tokens follow."""
         if self.parents is None:
             return [range(count) for count in self.lengths]
         pairs = zip(as_list(self.parents + 1), self.lengths, strict=True)
@@ -108,7 +108,7 @@ class Draft:
 
     @cached_property
     def depths(self) -> list[list[int]]:
-        """Return by text the depth of each node: the number of drafted tokens above it."""
+        """Return for each text the depth of each node: the number of drafted tokens up to it."""
         depths: list[list[int]] = []
         for above in self.above:
             row_depths = [0]
@@ -124,7 +124,7 @@ class Draft:
 
     @cached_property
     def fixed(self) -> list[list[list[int]]]:
-        """Return by text the deterministic ids after each node, for declared trees."""
+        """Return for each text the deterministic ids after each node; only for declared trees."""
         assert self.sampled is not None
         flags = ~self.sampled if self.deterministic is None else self.deterministic
         fixed = [[list[int]() for _ in range(count + 1)] for count in self.lengths]
@@ -135,14 +135,20 @@ class Draft:
         return fixed
 
     def judged(self, row: int, node: int) -> int | None:
-        """Return the place of the token judged after a node: the first, or first sampled, token."""
+        """Return the place of the drafted token that is verified after a node, None without one.
+
+        In a declared tree it is the first sampled token after the node, else the first token.
+        """
         if self.is_chain:
             return node if node < self.lengths[row] else None
         return self.first_after[row].get(node)
 
     @cached_property
     def first_after(self) -> list[dict[int, int]]:
-        """Return by text the place of the first token, or first sampled token, after each node."""
+        """Return for each text the place of the first token after each node, by node.
+
+        In declared trees only sampled tokens count.
+        """
         judgeable = torch.ones_like(self.token_ids) if self.sampled is None else self.sampled
         rows = zip(self.above, as_list(judgeable), strict=True)
         placed = [[*compress(enumerate(above), flags)] for above, flags in rows]
@@ -171,8 +177,8 @@ class Assignment:
     choice : (B, K + 1) by node, index into ``policies`` of the policy that judges the tokens after
         the node (in a chain: token i), and whose ``undrafted`` law is drawn from if no token
         follows; None if one policy judges every token. The last entry also holds for later nodes.
-    nodes : (text, node) → the solved node by which a schedule chose the policy. Verifier and meter
-        use this node and do not solve its row again. None where no schedule has chosen so.
+    nodes : by (text, node) the Node that a schedule has solved to choose the policy there. Verifier
+        and meter use this Node, and do not solve the row again. None if no schedule solved any.
     tilts, target : the tilts that were taken off the policies, and the target's rows without tilt.
 
     Examples
@@ -205,7 +211,7 @@ class Assignment:
         return self.policies[self.number(row, node)]
 
     def seen(self, target_probs: Targets) -> "tuple[Assignment, Targets]":
-        """Return the policies without their tilts, and the tilted rows q^θ that they read.
+        """Return the assignment with untilted policies, and the tilted rows q^θ to apply them to.
 
         If there is no tilt, or the tilts are off already, return assignment and rows unchanged.
         """
@@ -218,9 +224,9 @@ class Assignment:
         return without_tilts, self.by_node([rows[tilt] for tilt in tilts])
 
     def by_node(self, values: Sequence[Tensor]) -> Tensor:
-        """Return at every node the entry of the policy chosen there, of ``values`` by policy.
+        """Return at every node the entry of ``values`` for the policy chosen there.
 
-        Each tensor of ``values`` is (B, nodes, …).
+        ``values`` has one tensor (B, nodes, …) for each policy.
         """
         if self.choice is None:
             return values[0]
@@ -228,7 +234,10 @@ class Assignment:
         return self.chosen(values, slice(None), nodes.clamp(max=self.choice.shape[1] - 1))
 
     def chosen(self, values: Sequence[Tensor], *at: Any) -> Tensor:
-        """Return at the indices ``at`` the entries, or rows, of the policy chosen there."""
+        """Return at the indices ``at`` the entries of ``values`` for the policy chosen there.
+
+        ``values`` has one tensor for each policy, of numbers or of rows at the indices.
+        """
         if self.choice is None:
             return values[0]
         choice, chosen = self.choice[at], values[0]
@@ -251,10 +260,10 @@ class Verdict:
         decides the token is no distribution (no mass, NaN or ∞).
     path : (B, K) int64, the places in the draft of the accepted tokens, in order, then −1; None if
         the accepted tokens are the first drafted ones.
-    alive : (B, K) float64, the alive ratio of each target row (:class:`VerdictLaw`), known at
-        charged rows only; None for verifiers whose policies may not depend on it.
-    raised : (B, K) float64, h_n of the drafted tokens of deterministic drafts where the policy
-        looked ahead, NaN elsewhere; None if no policy looked ahead.
+    alive : (B, K) float64, the alive ratio at each target row (:class:`VerdictLaw`), only valid at
+        rows that are charged; None for verifiers whose policies may not depend on it.
+    raised : (B, K) float64, h_n of drafted tokens where h depends on later tokens of a
+        deterministic draft, NaN elsewhere; None if h depends on later tokens nowhere.
     paths : the path of each text through its draft; ``nodes()`` of a path are the nodes where the
         text's tokens were emitted, in order. None if the verifier leaves ``paths`` to
         :meth:`~cactus_theory.verify.contract.Verifier.decide`.

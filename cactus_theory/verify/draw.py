@@ -21,7 +21,7 @@ NO_TOKEN = -1
 
 
 def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[Tensor, "rows"]:
-    """Return the first index of positive mass whose cumulative mass exceeds draw × total.
+    """Draw from each row the first token whose cumulative mass exceeds draw × total mass.
 
     Rows need not be normalised; ``draw`` lies in [0, 1). A token of zero mass is never
     returned, not even by draw = 0 or by the last float below 1. A row without mass, or with
@@ -36,7 +36,7 @@ def pick(rows: Float[Tensor, "rows vocab"], draw: Float[Tensor, "rows"]) -> Int[
 
 
 def pick_one(row: Float[Tensor, "vocab"], draw: float) -> int:
-    """Draw one token as :func:`pick`, from one row on the CPU."""
+    """Return the token that :func:`pick` draws from one row, on the CPU."""
     if (compiled := loops()) is None:
         draws = torch.tensor([draw], dtype=torch.float64, device="cpu")
         return int(_pick_blocked(row[None], draws))
@@ -83,8 +83,8 @@ def toss(
     """Return coins (accept (B, width), draw (B,)), uniform on [0, 1), float64.
 
     With one generator per text, a text takes only as many numbers as its length plus one, so that
-    its coins do not depend on the other texts. ``later_draws`` (B,) adds that many draws to each
-    text, taken from the generator afterwards; ``draw`` is then (B, 1 + most).
+    its coins do not depend on the other texts. ``later_draws`` (B,) adds that many drawing
+    coins to each text, taken from the generator afterwards; ``draw`` is then (B, 1 + the most).
     """
     if later_draws is not None:
         accept, first = toss(lengths, width, generator)

@@ -1,7 +1,7 @@
-"""A node of a drafted path: its rows, how probably the path is accepted, and the law h emitted.
+"""Nodes of drafted paths: the rows q and p, the alive ratio P and the emitted law h of each node.
 
-A node solves its law at most once, when the law is first read. The verifier reads whether a coin
-passes and the residual; the meter, a ledger, schedules and replays read the node's charge. On a CPU
+A node computes h at most once, when h is first needed. The verifier reads from a node whether a
+coin passes, and the residual; meter, ledger, schedules and replays read the node's charge. On a CPU
 compiled loops solve the policy's row and measure its charge. The row h is written out only if the
 policy has no compiled row, or if ``law`` is read.
 """
@@ -59,20 +59,20 @@ class Residual:
 
     @property
     def row(self) -> Float[np.ndarray, "vocab"]:
-        """Return the row, float64."""
+        """Return the row (s q − p)₊, float64."""
         with np.errstate(invalid="ignore"):  # ∞ gives NaN, and a draw from NaN returns NO_TOKEN
             row = self.q.astype(np.float64) * self.scale
             return np.maximum(row - self.p if len(self.p) else row, 0.0)
 
     @property
     def mass(self) -> float:
-        """Return the sum of the row."""
+        """Return the sum of the row (s q − p)₊."""
         if (compiled := loops()) is None:
             return float(self.row.sum())
         return compiled.left_mass(self.q, self.p, self.scale)
 
     def draw(self, draw: float) -> int:
-        """Return the token that a coin draws, NO_TOKEN if the row has no mass, NaN or ∞."""
+        """Return the token that the coin ``draw`` draws; NO_TOKEN if the row is 0, NaN or ∞."""
         if (compiled := loops()) is None:
             return pick_one(from_numpy(self.row), draw)
         return compiled.draw_left(self.q, self.p, self.scale, draw)
@@ -123,7 +123,7 @@ class Node:
 
     @property
     def is_known(self) -> bool:
-        """Return whether h is already known: solved by the compiled row, or stored as ``law``."""
+        """Return whether h is already computed: by the compiled row, or stored as ``law``."""
         return self.solved.is_solved if self.solved is not None else "law" in self.__dict__
 
     @property
@@ -139,7 +139,7 @@ class Node:
     def lossless(self) -> bool:
         """Return whether h is the target's row itself, so that the node is charged exactly 0.
 
-        The row h decides, not a policy's declaration.
+        This depends on the row h, not on what the policy declares.
         """
         if self.untilted is not None:
             return False
@@ -158,9 +158,10 @@ class Node:
 
     @cached_property
     def offers(self) -> Any:
-        """Return the draft row that policies read: the selection law of the tokens drafted here.
+        """Return the draft row that policies read, which stands for all tokens drafted here.
 
-        Where nothing was drafted, return q.
+        It is :attr:`drawn_from`, or with deterministic tokens in a tree their selection law
+        (:func:`cactus_theory.optimum.selection.offered`). Where nothing was drafted, it is q.
         """
         if not self.fixed:
             return self.q if self.token is None else self.drawn_from
@@ -214,10 +215,10 @@ class Node:
         return not self.verifier.by_path and not by_row
 
     def exceeds(self, share: float) -> bool:
-        """Return whether P h_n/p_n of the token, or φ, exceeds ``share``; if not, h is solved.
+        """Return whether :attr:`ratio` exceeds ``share``: the coin in a chain, 1 in a block.
 
-        ``share`` is the coin in a chain, and 1 in a block. For a band r = share × p_n/q_n is tried
-        first (Theorem 15); the band is solved only if r does not decide.
+        For a band it is first tested whether the upper edge exceeds share × p_n/q_n (Theorem 15).
+        The band is solved only if that does not decide; if the result is False, h is solved.
         """
         row = self.solved
         # under a selection law p° the edges are those of p°/q, but r is made of another row, p
@@ -257,7 +258,7 @@ class Node:
 
     @property
     def next_alive(self) -> float:
-        """Return P of the node after the token: min(1, P h_n/p_n)."""
+        """Return the alive ratio of the node after the token: min(1, P h_n/p_n)."""
         return min(1.0, self.ratio)
 
     def residual(self) -> Residual:
@@ -295,7 +296,7 @@ class Node:
     def directions(self) -> tuple[float, float, float]:
         """Return entropy, surprise and agreement of h (:func:`cactus_theory.emitted.directions`).
 
-        Each of the three adds up over the tokens of a text, as charges do.
+        Like charges, each of the three may be summed over the tokens of a text.
         """
         q, solved = self.q, NodeRow(1.0) if self.lossless else self.solved
         if loops() is None or isinstance(q, Tensor):
@@ -314,9 +315,9 @@ class Node:
         return (entropy, 0.0, 0.0) if self.lossless else (entropy, t_log_t - h_log_t, h_t - t_t)
 
     def charge(self, divergence: Divergence | None = None) -> Charge:
-        """Return D(h‖q), the acceptance and the mass raised off the head; the result is kept.
+        """Return D(h‖q), the acceptance, and the mass that h adds to tokens unlikely under q.
 
-        The divergence is the policy's ``unit`` by default.
+        The divergence D is the policy's ``unit`` by default. The last result is kept.
         """
         divergence = divergence or self.policy.unit
         if self.last_charge[0] != divergence:
@@ -346,7 +347,7 @@ class Nodes:
 
     @cached_property
     def raised(self) -> list[list[float]] | None:
-        """Return h_n by text and node where h depends on later tokens of a deterministic draft."""
+        """Return h_n by text and node if h depends on later tokens of a deterministic draft."""
         if not self.verifier.by_path:
             return None
         entries = raised_entries(self.assigned, self.rows, self.draft)
@@ -354,7 +355,7 @@ class Nodes:
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """Return by text the child kept at each node, for deterministic trees under ``regret``."""
+        """Return by text the child kept at each node of deterministic trees under ``regret``."""
         draft, kept = self.draft, dict[int, list[int]]()
         if draft.sampled is None or isinstance(self.q, Tensor):
             return kept
@@ -368,10 +369,10 @@ class Nodes:
         return kept
 
     def at(self, row: int, node: int, alive: float = 1.0, place: int | None = None) -> Node:
-        """Return a node; if a schedule chose its policy by a node, return that node.
+        """Return a node of text ``row``; if a schedule has made this node already, return that one.
 
-        The token judged there is the sampled token in a declared tree. Elsewhere it is the drafted
-        token at ``place`` in the draft, or the first token after the node if ``place`` is None.
+        In a declared tree the token that is verified at the node is the sampled token. Elsewhere it
+        is the drafted token at ``place``, or the first token after the node if ``place`` is None.
         """
         if self.assigned.nodes is not None and (row, node) in self.assigned.nodes:
             return self.assigned.nodes[row, node]
@@ -394,7 +395,7 @@ class Nodes:
 def nodes_of_rows(
     verifier: Any, policy: Policy, q: Tensor, p: Tensor, alive: Sequence[float] | None = None
 ) -> list[Node]:
-    """Return a node for each of the rows (R, V), after which one token was sampled from p."""
+    """Return R nodes with rows q and p (R, V), at each of which one token was sampled from p."""
     ids = torch.zeros(len(q), 1, dtype=torch.int64, device=q.device)
     draft = Draft(ids, [1] * len(q), p[:, None])
     nodes = Nodes(verifier, Assignment((policy,)), q[:, None], draft)
@@ -436,7 +437,7 @@ def stacked(nodes: Sequence[Node], name: str) -> Float[Tensor, "nodes vocab"]:
 
 
 def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Compute φ, or h, at all nodes whose policy has no compiled row: one call for each policy."""
+    """Compute φ or h at the nodes without a compiled row, in one call per policy; return nodes."""
     asked = [node for node in nodes if node.solved is None and not node.is_known]
     if len(asked) > 1:  # a single node computes φ or h when either is read
         ask_phi(node for node in asked if node.accepts_by_phi)
@@ -445,7 +446,7 @@ def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
 
 
 def ask_phi(nodes: Iterable[Node]) -> None:
-    """Compute φ of the tokens judged at nodes, one call a policy; store it as ``ratio``."""
+    """Compute φ of the tokens verified at nodes, one call per policy; store it as ``ratio``."""
     for group in _together(nodes, lambda node: None):
         q, p = (stacked(group, name) for name in ("q", "drawn_from"))
         ids = torch.tensor([[node.token] for node in group], device=q.device)
@@ -455,7 +456,7 @@ def ask_phi(nodes: Iterable[Node]) -> None:
 
 
 def ask_recovered(nodes: Iterable[Node]) -> None:
-    """Compute the residuals at nodes judged by φ, one call a policy; store them."""
+    """Compute the residuals at nodes that accept by φ, one call per policy; store them."""
     for group in _together(nodes, lambda node: None):
         q, p = (stacked(group, name) for name in ("q", "drawn_from"))
         ids = torch.tensor([node.token for node in group], device="cpu")
@@ -465,7 +466,7 @@ def ask_recovered(nodes: Iterable[Node]) -> None:
 
 
 def write_laws(nodes: Iterable[Node]) -> None:
-    """Compute the laws h of nodes, one call a policy; store each as ``law``."""
+    """Compute the laws h of nodes, one call per policy; store each as ``law``."""
     for group in _together(nodes, lambda node: (node.drafted, math.isnan(node.raised))):
         q, first = normalised(stacked(group, "q")), group[0]
         if first.drafted:
@@ -482,7 +483,7 @@ def write_laws(nodes: Iterable[Node]) -> None:
 
 
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
-    """Compute and store the charges of those nodes that are not yet charged in ``divergence``."""
+    """Compute and store the charges of nodes whose stored charge is not in ``divergence``."""
     nodes = [node for node in nodes if node.last_charge[0] != divergence]
     if divergence == REGRET:  # a row with h = 1 at one token has its charge at hand
         for node in nodes:

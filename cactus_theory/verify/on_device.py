@@ -36,7 +36,7 @@ class Blocks:
     """Alive ratios, thresholds and laws of a batch of drafted paths, computed node after node.
 
     ``alive`` (B, K + 1) is P, 0 beyond a text's drafted tokens. ``value`` (B, K + 1) is the
-    threshold below which each coin passes, 1 at node 0. ``emitted`` (B, K, V) is h. Rows of
+    threshold below which each node's coin passes, 1 at node 0. ``emitted`` (B, K, V) is h. Rows of
     ``last`` (B, K + 1, V) are proportional to the law of the next token if the path ends there.
     """
 
@@ -83,9 +83,10 @@ class Blocks:
 def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
 ) -> Float[Tensor, "texts K"] | None:
-    """Return h_n of drafted tokens where policies look ahead along deterministic chains, (B, K).
+    """Return h_n of drafted tokens, (B, K), if h depends on later tokens of a deterministic chain.
 
-    Entries of other policies are NaN. None if no policy looks ahead, or the draft was sampled.
+    Entries of policies without ``look_ahead`` are NaN. None if no policy has ``look_ahead``, or the
+    draft was sampled.
     """
     ahead = [policy.look_ahead for policy in assigned.policies]
     if draft.sampled is not None or draft.probs is not None or not any(ahead):

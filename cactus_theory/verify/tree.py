@@ -1,10 +1,11 @@
-r"""Verify a tree of drafted tokens: blocks, deterministic trees and mixtures of them in one walk.
+r"""Verify a tree of drafted tokens, sampled or deterministic, by one walk from node to node.
 
-Every node has deterministic children T, fixed by the text above them, and at most one child that
-was drawn from a row r. From a node, the run of sampled children is judged as a block, towards the
-row h of the node's selection law p°, which is computed from nothing that was drawn there. If the
-token that comes out is a child, the walk goes on at this child; else the round ends. The next
-token is a child as often as any rule for these drafts can make it (THEORY.md, Theorems 21, 22).
+A node may have deterministic children, which the text above them fixes, and at most one child that
+was sampled from a row r. From the current node on, the run of sampled children is verified as a
+block. At each node h is computed from q and the selection law p°, a row that depends on r and on
+the deterministic children, but not on the sampled token. If the token drawn after the accepted run
+is a drafted child, the walk goes on at this child; else the round ends. No other rule makes the
+next token a drafted child more often (THEORY.md, Theorems 21, 22).
 """
 
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ class Tree(Block):
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict. Rows are read on the CPU, and only at the nodes of a walk.
+        """Return the verdict. Rows are read on the CPU, only at the nodes that the walk visits.
 
         Raises ValueError for a tree that does not declare which tokens were sampled, or that has
         two tokens sampled after one node.
@@ -75,7 +76,10 @@ class Tree(Block):
 def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
-    """Check declared trees, with ``validate`` their families, too; return a draft without rows."""
+    """Return a draft without rows from declared trees, after checks of shapes and dtypes.
+
+    With ``validate`` parents, siblings and sampled tokens are checked, too.
+    """
     check_tensor("draft_token_ids", ids, "an int64 tensor", torch.int64)
     used = ids >= 0
     if sampled is None:
@@ -129,8 +133,8 @@ def verify_tree(
 
     Node 0 of a text is the text so far; node i + 1 is the text with drafted token i, after the
     tokens that token i follows. At every node that is reached the next token has the policy's law
-    h. The draft row of h is the selection law, which stands for all tokens drafted at the node
-    (:func:`selection_law`).
+    h. The policy computes h from q and the selection law, a draft row that stands for all tokens
+    drafted at the node (:func:`selection_law`).
 
     Parameters
     ----------
@@ -144,8 +148,8 @@ def verify_tree(
     sampled : (B, K) bool, the tokens drawn from their node's row, at most one a node; by default
         all tokens if there are rows, else none.
     deterministic : (B, K) bool, the tokens that were fixed before the sampled sibling was drawn; by
-        default all that were not sampled. Tokens that are neither may be walked to, and change
-        no law.
+        default all that were not sampled. Tokens that are neither may be accepted, but change
+        no emitted law.
     generator : one torch.Generator, or one per text (a text then behaves as if alone).
     coins : (accept (B, K), draw (B, D + 1)) in [0, 1) for trees of depth D: a coin for each
         drafted token, and a coin for each token that is drawn from a row, in order.

@@ -65,7 +65,7 @@ class Path:
         return [self.node(place) for place in range(self.accepted + 1)]
 
     def node(self, place: int) -> Node:
-        """Return the node before the token at ``place``, or the node at the end."""
+        """Return the node that the token at ``place`` follows, or the last node of the path."""
         if place not in self.made:
             alive = self.alive[place] if place < len(self.alive) else 1.0
             self.made[place] = self.round.at(self.row, self.node_numbers[place], alive)
@@ -73,7 +73,7 @@ class Path:
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether the row that decides the next token holds NaN."""
+        """Return whether the token after the accepted tokens is undecided: its q or p is NaN."""
         return self.cut and self.accepted == self.count
 
     def end(self) -> None:
@@ -94,10 +94,10 @@ class Path:
             self.last = Residual(node.q).draw(self.draw)
 
     def advance(self) -> bool:
-        """Follow P from token to token while entries decide P; return whether a row is needed.
+        """Extend ``alive`` while q_n and p_n of tokens decide P; return whether a row is needed.
 
-        A ratio of 0 stays 0, so a path with P = 0 is not followed any further. Of a ``cut`` path
-        every P is needed: at P > 0 the row of NaN decides, at P = 0 it is not reached.
+        Once P is 0 it stays 0, so the path is not followed any further. In a ``cut`` path every P
+        is needed, to know whether the row with NaN is reached (P > 0).
         """
         alive, low, high = self.alive, self.low, self.high
         while alive[-1] and len(alive) <= self.count:
@@ -110,7 +110,7 @@ class Path:
         return False
 
     def _may_pass(self, place: int) -> bool:
-        """Return whether any coin from this drafted token on could pass."""
+        """Return whether the coin of this or of any later drafted token could pass."""
         most = self.alive[-1]
         for later in range(place, self.count):
             most = min(1.0, most * self.high[later])
@@ -119,11 +119,11 @@ class Path:
         return False
 
     def last_open(self, place: int) -> int:
-        """Return the last node up to ``place`` whose coin may pass, by P and entries alone.
+        """Return the last node up to ``place`` whose coin may pass, without solving a row.
 
-        The coin passes below R/(R + 1 − P), which is at most P, so a coin of P or more fails. If h
-        lies between q and p, R is at most Σ (P q − p)₊; a coin that fails with this sum fails with
-        R, too, and the node's row need not be solved.
+        The coin passes below R/(R + 1 − P) with R = Σ (P h − p)₊. This is at most P, so a coin of P
+        or more fails. If h lies between q and p, R is at most Σ (P q − p)₊; a coin that fails with
+        this sum fails with R, too.
         """
         while place and (missing := 1 - self.alive[place]):
             coin = self.coins[place - 1]
@@ -142,10 +142,11 @@ class Path:
         return place
 
     def ends_at(self, place: int) -> bool:
-        """Return whether the coin of a node that may pass does pass: below R/(R + 1 − P).
+        """Return whether the coin of the node at ``place`` passes: is below R/(R + 1 − P).
 
-        R is Σ (P h − p)₊. P = 1 always passes, even if rounding makes R = 0: the walk must not
-        return to tokens below, as rejection biased them. :meth:`last_open` judged the end's coin.
+        R is Σ (P h − p)₊. At P = 1 every coin passes, even if rounding makes R = 0: otherwise the
+        walk down a tree might return to tokens below, which the rejection has biased. The coin of
+        the path's last node has already passed in :meth:`last_open`.
         """
         missing = 1 - self.alive[place]
         if not place or not missing or place == self.count:
@@ -175,7 +176,7 @@ class Walk:
                     path.count, path.cut = int(lawless.argmax()), True
 
     def bound(self, bounds: Iterable[Sequence[Tensor]]) -> None:
-        """Give each path the lower and upper bounds of its tokens, from bounds by policy."""
+        """Set ``low`` and ``high`` of each path, from a pair of bounds for each policy."""
         at = self.index[:2]  # texts and nodes
         by_side = zip(*bounds, strict=True)  # lower bounds of all policies, then upper bounds
         lows, highs = (as_list(self.assigned.chosen(values, *at)) for values in by_side)
@@ -229,7 +230,7 @@ class Walk:
             path.end()
 
     def _bounds(self, policy: Policy) -> tuple[Float[Tensor, "paths K"], Float[Tensor, "paths K"]]:
-        """Return bounds on φ of each drafted token by its entries, φ twice where they are exact."""
+        """Return lower and upper bounds on φ of drafted tokens; φ twice if φ is known exactly."""
         if isinstance(policy, Entrywise):
             phi = policy.acceptance_of(self.q_n, self.p_n)
             return phi, phi
@@ -245,9 +246,9 @@ class Walk:
         """Find the last coin of each path that passes, and end the path there (a block).
 
         First P is followed forwards, as far as a later coin could still pass; a node is solved
-        where entries do not decide P. Then coins are compared from the last such node backwards,
-        and the first coin found to pass is the last of its path. Node 0 always passes, so the
-        search ends. P = 1 always passes and a coin above P never, so few residuals are summed.
+        where q and p of the token do not decide P. Then coins are compared backwards from the last
+        such node, until one passes. Node 0 always passes, so the search ends. Every coin passes at
+        P = 1, and a coin above P fails, so few residuals are summed.
         """
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         counts, raised = [path.count for path in self.paths], None
@@ -288,7 +289,7 @@ class Walk:
     def _widen(self, path: Path, q_n: Sequence[float], p_n: Sequence[float]) -> None:
         """Widen the bounds of tokens at nodes with deterministic tokens.
 
-        The bounds of a band hold for a token that is sampled alone.
+        A band's bounds hold only where no token but the sampled token was drafted.
         """
         for place, token in enumerate(path.ids):
             row, node = path.row, path.node_numbers[place]
@@ -322,7 +323,7 @@ def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Inde
 class Descent:
     """The walk down one text's tree: runs of sampled tokens, joined by deterministic tokens.
 
-    ``above`` has the node that each drafted token follows. ``node`` is where the walk stands.
+    ``above`` has the node that each drafted token follows. ``node`` is where the walk is.
     """
 
     def __init__(self, draft: Draft, row: int, coins: Any, draws: Any) -> None:

@@ -1,8 +1,8 @@
 """Keep the record of each request: its policy, the nats charged under its cap, its readings.
 
 A record lasts from the request's first step to its end. It survives preemption: tokens that are
-then computed again are not emitted again and are not charged again. The account credits the tokens
-of rounds and of steps without a draft, also the token that the prompt's step emits, so that the cap
+then computed again are not emitted again and are not charged again. The tokens of rounds and of
+steps without a draft are credited, also the token that the prompt's step emits, so that the cap
 of :class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer.
 
 With ``CACTUS_READINGS`` every request writes one line of JSON when it ends, which ``promise
@@ -40,8 +40,8 @@ QUIET_S = 60.0  # seconds between two warnings about readings that could not be 
 class Request:
     """The state of one request: its policy and cap, the nats spent and the tokens emitted.
 
-    ``followed`` is the policy or, under a cap, the :class:`Ledger` of the policy with its account.
-    With readings, ``meter`` measures every row of the request.
+    ``followed`` is a :class:`Rule`: the policy or, under a cap, a :class:`Ledger` of the policy and
+    the ledger's state. With readings, ``meter`` measures every verified row of the request.
     """
 
     def __init__(self, params: Any, granted: Grant, settings: Settings) -> None:
@@ -55,7 +55,7 @@ class Request:
 
     @property
     def strict(self) -> bool:
-        """Return whether vLLM decides the drafts: a greedy request without a regret policy."""
+        """Return whether vLLM's own rule judges drafts: a greedy request, no regret policy."""
         return self.greedy and self.policy.unit != REGRET
 
     def book(self, nodes: Sequence[Node], emitted: int) -> Meter:
@@ -74,7 +74,7 @@ class Request:
         return measured
 
     def step(self, drafted: int, accepted: int) -> None:
-        """Count a step: a round, or one token without a draft, which is credited to the account."""
+        """Count a round, or a step without a draft, whose one token is credited to the account."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self.emitted += accepted + 1
         if not drafted:

@@ -8,8 +8,8 @@ and top-p, or None for a deterministic drafter. The emitted tokens are:
 * for a request with drafts, the tokens that its policy emits for q = softmax(target_logits). A
   token with q = 0 is never emitted, even if its coin (the uniform random number) is exactly 0;
 * if all drafted tokens were accepted, also the bonus token, which the engine has drawn from q;
-* at a negative id, which ends a request's draft, a token from q, whatever the policy. (The
-  placeholder is no draft, so this is lossless; vLLM's function draws from (q − p)₊ there.);
+* at a negative id, a placeholder that ends a request's draft, a token from q, whatever the policy.
+  (Nothing was drafted there, so this is lossless; vLLM's function draws from (q − p)₊ instead.);
 * for a greedy request (temperature 0), as in vLLM's function, the tokens of the target's (first)
   largest logits, up to the first that differs from the drafted token. Greedy requests with a policy
   charged in regret are verified apart, by rows at temperature 1 (:meth:`FlatBatch.parts`);
@@ -60,9 +60,10 @@ class FlatBatch:
     def parts(self, relaxed: Sequence[bool]) -> list[tuple[list[int], "FlatBatch"]]:
         """Split the batch into requests that are not relaxed and relaxed greedy requests.
 
-        Return (indices of the requests, their batch) for each of the two parts that has requests.
-        Relaxed requests get no draft rows: vLLM drafts for greedy requests by argmax, even where
-        it returns rows for them beside sampled requests.
+        ``relaxed`` marks the greedy requests whose drafts a regret policy judges. Return (indices
+        of the requests, their batch) for each of the two parts that has requests. Relaxed requests
+        get no draft rows: vLLM drafts for greedy requests by argmax, even where it returns rows for
+        them beside sampled requests.
         """
         parts = list[tuple[list[int], FlatBatch]]()
         for are_relaxed in (False, True):
@@ -138,7 +139,7 @@ class FlatBatch:
 
     @cached_property
     def padded_ids(self) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
-        """Return the drafted ids padded with −1, and their numbers, placeholders included."""
+        """Return each request's drafted ids, padded with −1, and their number with placeholders."""
         counts = [self.counts[row] for row in self.drafted]
         device = self.ids.device
         lengths = torch.tensor(counts, device=device)

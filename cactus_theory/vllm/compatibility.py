@@ -1,6 +1,7 @@
 """Replace functions of vLLM after checking their names and parameters.
 
-Used by :mod:`cactus_theory.vllm.install`; a difference is reported in one line.
+Used by :mod:`cactus_theory.vllm.install`. A difference from the expected names is reported in one
+line.
 """
 
 import functools

@@ -18,8 +18,8 @@ the batch as deterministic drafts, which keeps a lossless law but changes a loss
 instead ignores the drafts of that request and draws its next token from the target; the other
 requests keep their rows, and a warning is logged once.
 
-On CUDA the torch code runs, but no engine was run there. With greedy requests in a mixed batch, and
-for the counters, the CPU waits for the device at every step.
+The torch code also runs on CUDA, but no engine was run on CUDA. With greedy requests in a mixed
+batch, and for the counters, the CPU waits for the device at every step.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ class Hook:
 
     Attributes
     ----------
-    calls : number of calls by the runner, with all-greedy batches.
+    calls : number of calls by the runner, including those for all-greedy batches.
     runner : the runner that is sampling; None outside a step.
     counts_here : whether this process counts; only one of the processes that share a model does.
     requests : the record of each request, by its id.
@@ -145,7 +145,7 @@ class Hook:
     def end(self, names: Iterable[str], ends: Mapping[str, End] | None = None) -> None:
         """Drop the records of requests that have ended or were aborted, and write their readings.
 
-        ``ends`` has the scheduler's reasons and lengths. After the last request counts are sent.
+        ``ends`` has the scheduler's reasons and lengths. Once no request is left, counts are sent.
         """
         known = [name for name in names if name in self.requests]
         for name in known:
@@ -161,7 +161,7 @@ class Hook:
         self, requests: Sequence[Request], counts: Sequence[int],
         output: Tensor | None = None, greedy: Sequence[bool] | None = None,
     ) -> None:  # fmt: skip
-        """Count a step of each request: one token if ``output`` is None, none inside a prompt."""
+        """Count a step of each request: the tokens of ``output``, 1 if None, 0 inside a prompt."""
         if not requests or not (self.counts_here or self.settings.cap is not None):
             return
         emitted = [1] * len(counts) if output is None else (output >= 0).sum(-1).tolist()
@@ -190,8 +190,8 @@ class Hook:
     def _decide(self, batch: FlatBatch, requests: list[Request]) -> tuple[Tensor, Verdict | None]:
         """Return the emitted tokens and the verdict; after an error, those of the lossless policy.
 
-        The lossless policy then verifies the whole step. But if all requests have the server's
-        default policy, the error is raised.
+        After an error the lossless policy verifies all requests of ``batch``. But if all of them
+        have the server's default policy, the error is raised.
         """
         policies = [request.policy for request in requests] or [self.settings.policy]
         if all(policy is policies[0] for policy in policies):

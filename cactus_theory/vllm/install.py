@@ -103,7 +103,7 @@ def check_names(module: Any, worker: Any) -> None:
 
 
 def _wrap_runner(runner_class: Any, hook: Hook, log: Callable[[str], None]) -> None:
-    """Pass the hook the sampling runner and the ended requests.
+    """Wrap the runner so that the hook gets the sampling runner and the ended requests.
 
     An engine that verifies drafts without calling the hook is stopped.
     """

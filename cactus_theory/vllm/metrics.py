@@ -1,7 +1,7 @@
 """Count tokens by policy inside an engine, measure the nats spent, and report to Prometheus.
 
 SERVING.md explains each counter. The labels are ``policy`` (the spec of the request's policy) and
-vLLM's ``model_name`` and ``engine``. The sum of divergences is D(out‖q) of the measured rows times
+vLLM's ``model_name`` and ``engine``. The sum of divergences is D(h‖q) of the measured rows times
 the number of rows per measured row: an unbiased estimate of the sum over all verified rows, exact
 for ``CACTUS_METER=1``. The label ``divergence`` is the policy's unit: ``kl``, or ``regret`` for a
 policy of temperature 0. Greedy requests with other policies are not counted, as no policy decides
@@ -82,10 +82,10 @@ class Tally:
         return self.counts[label]
 
     def add(self, draft: Draft, verdict: Verdict, admitted: Sequence[Policy]) -> None:
-        """Count a call of the verifier, and measure the nodes that chance has picked.
+        """Count a call of the verifier, and measure randomly picked nodes.
 
-        ``admitted`` has the policy of the request for each row of the call. Under a cap some of the
-        request's tokens are judged at a higher price or without loss, but are counted here, too.
+        ``admitted`` has the policy of each request of the call. Under a cap some of a request's
+        tokens are judged at a higher price or without loss, but are counted under this policy, too.
         """
         accepted = verdict.num_accepted.tolist()
         by_policy = dict[int, Counts]()  # looked up by id, as making a spec for each row is slow
@@ -124,7 +124,7 @@ class Tally:
         self.of(admitted).meter.take(measured)
 
     def totals(self, label: str) -> dict[str, float]:
-        """Return all counts of a policy and the meter's sums, after measuring waiting rows."""
+        """Measure the rows collected so far; return all counts of a policy and the meter's sums."""
         counts = self.counts[label]
         rows, nats = counts.meter.sums()
         read = {"measured_rows": rows, DIVERGENCE: nats * self.settings.meter}
@@ -142,7 +142,7 @@ class Tally:
         )
 
     def _measure(self, meter: Meter, nodes: Sequence[Node]) -> None:
-        """Measure the nodes of a request that chance has picked."""
+        """Measure those nodes of a request that were picked at random."""
         while self.skip < len(nodes):
             meter.add([nodes[self.skip]])
             self.skip += 1 + self._gap()

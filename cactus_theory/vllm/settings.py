@@ -192,7 +192,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
 
 
 def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:
-    """Parse named policies such as ``gentle=band:price=4; fast=band:price=1``, by name."""
+    """Return by name the policies in a text ``gentle=band:price=4; fast=band:price=1``."""
     policies = {SPECULATIVE: checked(SPECULATIVE)}
     for part in filter(str.strip, text.split(";")):
         line = OFFERED.fullmatch(part)

@@ -282,7 +282,7 @@ def test_criteria_get_what_generate_gives_them(tiny, kind, ends):
             {"stopping_criteria": [transformers.MaxTimeCriteria(9.0)]},
             "MaxTimeCriteria must .* or b",
         ),
-        ({"text_streamer": []}, "text_streamer: must hear one text; got a batch"),
+        ({"text_streamer": []}, "text_streamer: supports one text only; got a batch"),
     ],
 )
 def test_what_asks_about_a_whole_batch_is_refused_by_name(tiny, options, said):

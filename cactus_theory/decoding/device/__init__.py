@@ -5,11 +5,11 @@ tokens, runs the target over K + 1 positions and verifies. The host then reads i
 per round. Shapes do not depend on the drafted tokens: every text drafts K tokens, even if it has
 room for fewer, and texts that have ended stay in the batch, with unused results.
 
-Attention covers the cache up to a multiple of ``BUCKET`` positions that holds every text, under a
-mask that the device makes from the lengths. So on CUDA a round is one graph per multiple, captured
-when a text first reaches it. A bucket of 256 reads at most 255 positions too many, 2 % of the bytes
-of a pass of an 8B model over a short text. Without CUDA the functions run without a graph, which is
-how tests run them.
+Attention reads as many positions of the cache as all texts need, rounded up to a multiple of
+``BUCKET``, under a mask that the device makes from the lengths. So on CUDA there is one graph of a
+round for each multiple, captured when a text first needs the multiple. A bucket of 256 reads at
+most 255 positions too many, 2 % of the bytes of a pass of an 8B model over a short text. Without
+CUDA the functions run without a graph, which is how tests run them.
 
 Up to rounding, coins, tokens, statistics and meter are those of the host loop. If the fused kernels
 verify, as they do on CUDA where they support the decode, the emitted laws and the meter are the
@@ -54,7 +54,7 @@ def on_device(opening: Opening) -> tuple[DeviceRounds | None, str]:
 
 
 def _step(opening: Opening, models: list[Any]) -> tuple[VerifyStep | None, str]:
-    """Return the kernels' verifying step, or None for PyTorch's, and the loop's name."""
+    """Return the step that verifies by kernels, None to verify in PyTorch, and the loop's name."""
     options, policies, device = opening.options, opening.policies, opening.texts.device
     device_loop, temperature = options.device_loop, options.temperature
     verifier = options.parsed_verifier

@@ -27,8 +27,8 @@ BUCKET = 256
 class DeviceRounds(Rounds):
     """The decode loop on a device; texts that have ended stay in the batch until all have ended.
 
-    The caches' ``lengths`` stay at the prompts'; the current lengths are in the round's inputs.
-    Without ``verify`` the verifier's step in PyTorch runs.
+    The caches' ``lengths`` stay as they were after the prompts; the current lengths are in the
+    round's inputs. If ``verify`` is None, the verifier runs in PyTorch.
     """
 
     def __init__(self, opening: Opening, verify: VerifyStep | None = None) -> None:
@@ -128,7 +128,7 @@ class DeviceRounds(Rounds):
 
 
 def capacity(texts: Texts, width: int) -> int:
-    """Return the positions of a cache: whole buckets, with room for the last round's draft."""
+    """Return a cache's capacity: a multiple of BUCKET, with room for the last round's draft."""
     return _whole_buckets(texts.capacity + width)
 
 
@@ -137,7 +137,7 @@ def _whole_buckets(positions: int) -> int:
 
 
 def _choice(policies: Sequence[Policy], texts: Texts, width: int) -> Tensor | None:
-    """Return the number of each drafted token's policy (B, K), None if there is one policy."""
+    """Return the index of each drafted token's policy (B, K), None if there is one policy."""
     if len(policies) == 1:
         return None
     numbers = [policies.index(text.rule.policies[0]) for text in texts.rows]

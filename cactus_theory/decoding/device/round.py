@@ -35,8 +35,9 @@ def captures(device: torch.device) -> bool:
 class Repeated(Generic[Result]):
     """The function ``compute(end)``, captured once as a CUDA graph for every ``end``.
 
-    ``compute`` must read and write tensors at fixed addresses, never wait for the device, and be
-    repeatable on the same inputs. The next call overwrites the result.
+    ``end`` is the number of cache positions that attention reads. ``compute`` must read and write
+    tensors at fixed addresses, never wait for the device, and be repeatable on the same inputs. The
+    next call overwrites the result.
     """
 
     def __init__(self, compute: Callable[[int], Result], device: torch.device) -> None:
@@ -96,7 +97,7 @@ def never_waits(job: Callable[[], Any], device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's outcome; ``report`` has ids, accepted count and last token for one read."""
+    """A round's outcome; ``report``, for the host, has ids, accepted count and last token."""
 
     logits: Logits
     verdict: Verdict
@@ -107,9 +108,9 @@ class Inputs:
     """Inputs of a round that the host copies to the device, in memory allocated once.
 
     ``tokens`` (B, 2) are the last two tokens of each text (a single token twice), ``lengths`` (B,)
-    its number of tokens, ``draft_lengths`` (B,) the number of its drafted tokens that are verified.
+    the texts' numbers of tokens, ``draft_lengths`` (B,) the numbers of drafted tokens to verify.
     ``coins`` (B, K + C + 1) are for drafting (K is ``width``), for acceptance (C is ``accept``) and
-    for the last draw.
+    for the recovered or bonus token.
     """
 
     def __init__(self, batch: int, width: int, accept: int, device: torch.device) -> None:
@@ -140,8 +141,8 @@ class Inputs:
 class StaticForward:
     """The fast pass (:class:`FastForward`) with positions as tensors on the device.
 
-    It shares the model's weights and cache. States beyond a text's length are never read: a token
-    attends to slots up to its position, and a later round overwrites the slots behind.
+    The pass shares the model's weights and cache. States beyond a text's length are never read: a
+    token attends to slots up to its position, and a later round overwrites the slots after.
     """
 
     def __init__(self, model: CachedModel) -> None:
@@ -160,7 +161,7 @@ class StaticForward:
         """Return the logits after each token or, with ``last``, after the last token of each row.
 
         Token j of row b is written to slot ``positions[b, j]`` and attends to all slots up to this
-        slot; ``end`` is greater than every position that matters.
+        slot. Attention reads ``end`` slots, more than every position whose logits are used.
         """
         fast, (batch, new) = self.fast, token_ids.shape
         embedded = F.embedding(token_ids.reshape(-1), fast.embedding)

@@ -1,10 +1,10 @@
 """Verification of one round from logits, in PyTorch or by the fused kernels.
 
-The kernels compute coins from a seed, a position, a place and a stream (see
-``cactus_theory/kernels/random_numbers.py``). Here a text's seed is the first number of the text's
-NumPy stream, and the position is the text's length before the round, which grows in every round.
-So no coin is used twice, and a text gets the same coins in every batch. These coins are also
-independent of the later numbers of the stream, with which the loop draws the draft.
+The kernels compute coins from a seed and counters (``cactus_theory/kernels/random_numbers.py``).
+Here a text's seed is the first number of the text's NumPy generator, and a counter is the text's
+length before the round, which grows in every round. So no coin is used twice, and a text gets the
+same coins in every batch. These coins are also independent of the generator's later numbers, with
+which the loop draws the draft.
 """
 
 from collections.abc import Callable

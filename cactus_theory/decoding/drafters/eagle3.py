@@ -2,9 +2,11 @@
 
 A *unit* is the head's input for a token: the token's embedding and the target's hidden states at
 the token before. For a drafted token the target has not computed states of the token before; the
-output of the head's layer stands in for them. Unit j (of token j, from 1 on) is slot j − 1 of the
-layer's cache, so that its position is the position of the states; attention depends on differences
-of positions only. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
+output of the head's layer stands in for them. The unit of token j = 1, 2, … is in slot j − 1 of the
+layer's cache: a unit has the position of its hidden states, not of its token. This has no effect,
+as attention depends on differences of positions only.
+
+Source: EAGLE-3 (Li et al., arXiv 2503.01840).
 """
 
 from collections.abc import Sequence
@@ -92,13 +94,17 @@ class Eagle3Drafter(Drafter):
 
 
 def _packed(head: Eagle3Head) -> Any:
-    """Return the map ``fc``, laid out for faster calls if it is small or oneDNN packs it."""
+    """Return the head's map ``fc``, laid out for faster calls if small or packed by oneDNN."""
     weight = head.fc.weight
     return Linear(weight) if weight.numel() <= JOINED_ENTRIES or packs(weight) else head.fc
 
 
 class Eagle3Drafting(SampledDrafting):
-    """State of an EAGLE-3 head in one decode; units are (2 hidden): embedding, then stream."""
+    """State of an EAGLE-3 head in one decode.
+
+    A unit is a vector (2 hidden): a token's embedding, then the map ``fc`` of the target's states
+    or, after a drafted token, the output of the head's layer.
+    """
 
     def __init__(self, setting: DraftContext, head: Any, greedy: bool) -> None:
         super().__init__(setting, greedy)
@@ -142,7 +148,7 @@ class Eagle3Drafting(SampledDrafting):
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def planned(self, wanted: Sequence[int]) -> list[int]:
-        """Return the number of tokens that each row may draft: 0 before its states exist."""
+        """Return the number of tokens that each row may draft: 0 if target states are missing."""
         read = [0] * len(wanted) if self.features is None else self.features.lengths
         rows = zip(wanted, read, self.texts.lengths, strict=True)
         # after a round the target has states of all tokens but the last
@@ -170,7 +176,7 @@ class Eagle3Drafting(SampledDrafting):
         return self.forward.run(x.reshape(-1, x.shape[-1]), shape, counts, normed=False)
 
     def logits(self, states: Float[Tensor, "batch some hidden"]) -> Float[Tensor, "batch some V"]:
-        """Return the logits after these states over the target's vocabulary, −∞ for unscored."""
+        """Return logits over the target's vocabulary from layer outputs; −∞ for unscored tokens."""
         rows = self.forward.head(self.forward.norm(states.reshape(-1, states.shape[-1])))
         return self.of_target(rows.view(*states.shape[:2], -1))
 

@@ -1,8 +1,8 @@
 """The network of an EAGLE-3 head, loaded from a folder in the format of ``speculators``.
 
-One Llama layer reads a token's embedding and a stream. The stream is made of the target's hidden
-states, in a few layers, at the token *before*. Where the token before was drafted there are no such
-states, and the stream is the layer's output before the final norm. The head scores
+One Llama layer reads a token's embedding and a *stream*. The stream is made of the target's hidden
+states, in a few layers, at the token *before*. If the token before was drafted, there are no such
+states, and the stream is the layer's output at that token, before the final norm. The head scores
 ``draft_vocab_size`` tokens; token i of these has the target's id i + ``d2t[i]``. All other tokens
 have p = 0. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
 """
@@ -85,7 +85,7 @@ class Eagle3Head(nn.Module):
 
     Attributes
     ----------
-    ids : the target's id of each token that the head scores, (D,) int64.
+    ids : the target's id of each token that the head scores, int64.
     reads : layers of the target whose states are read, None for the format's default layers.
     shares : whether the head uses the target's embedding, as its folder has none.
     cut : whether the head scores only a part of the target's vocabulary.

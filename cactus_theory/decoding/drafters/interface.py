@@ -26,8 +26,8 @@ class DraftContext:
     """The parts of one decode that a drafter may use.
 
     ``width`` is the most tokens of a path in one call of :meth:`Drafting.propose`. ``fast_forward``
-    is as in :func:`cactus_theory.generate`. ``beside`` is the number of further tokens per place of
-    a deterministic path that :meth:`Drafting.others` must return. ``features`` is the target with
+    is as in :func:`cactus_theory.generate`. ``beside`` is how many alternatives to each token of a
+    deterministic path :meth:`Drafting.others` must return. ``features`` is the target with
     its cache, or None if a drafter is tried without a target. ``features.hidden`` returns hidden
     states of the layers in :meth:`Drafter.reads`, for the first ``features.lengths`` tokens of each
     text. The target's verifying pass writes these states, and states of rejected tokens are
@@ -61,7 +61,7 @@ class Drafting(ABC):
 
         The drafted tokens are also written into the texts' buffer. ``coins`` are uniform random
         numbers of [0, 1), one for each sampled token, in the order of the tokens. The loop reads
-        the draft until the next call, so that a drafter must not write to its tensors before.
+        the draft until the next call, so the drafter must not change the draft's tensors before.
         """
 
     @abstractmethod
@@ -82,10 +82,11 @@ class Drafting(ABC):
 
 
 class SampledDrafting(Drafting):
-    """Base of drafters that draw tokens from logits: draft rows (B, K, V) and drawn tokens.
+    """Base class for drafting from logits: draw tokens, and keep the draft rows (B, K, V).
 
     The rows' memory is allocated once. If ``deterministic``, the likeliest token is drafted and no
-    rows are kept. ``likeliest`` has for each place the likeliest tokens (B, m), if ``beside`` > 0.
+    rows are kept. ``likeliest`` then has for each place of the draft the ``beside + 1`` likeliest
+    tokens of each row, if ``beside`` > 0.
     """
 
     def __init__(self, setting: DraftContext, greedy: bool) -> None:
@@ -102,7 +103,7 @@ class SampledDrafting(Drafting):
         draft_lengths: Sequence[int],
         coin: Tensor,
     ) -> Int[Tensor, "batch"]:
-        """Draw drafted token number ``offset`` of every row; write token and row p; return it.
+        """Draw drafted token number ``offset`` of every row; store token and row p; return tokens.
 
         The logits are overwritten. Tokens of rows that draft no more are arbitrary.
         """
@@ -120,7 +121,7 @@ class SampledDrafting(Drafting):
     def law(
         self, logits: Float[Tensor, "batch 1 vocab"], offset: int, draft_lengths: Sequence[int]
     ) -> Float[Tensor, "batch vocab"]:
-        """Write and return the draft's rows of drafted token number ``offset``."""
+        """Store and return the rows p from which drafted token number ``offset`` is drawn."""
         out = self.memory(logits)[:, offset : offset + 1]
         return self.warp(logits, self.texts, offset, draft_lengths, out=out)[:, 0]
 
@@ -137,7 +138,7 @@ class SampledDrafting(Drafting):
         return None if self.probs is None else self.probs[:, :drafted]
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return for each place the likeliest tokens of the logits that gave the path's token."""
+        """Return for each token of a path the likeliest tokens of the logits that it came from."""
         places = range(max(map(len, paths)))
         return torch.stack([self.likeliest[place] for place in places], 1).tolist()
 
@@ -168,7 +169,7 @@ class Drafter(ABC):
         return {}
 
     def nodes(self, depth: int) -> int:
-        """Return the most nodes of a draft with paths of ``depth`` tokens: as many for a chain."""
+        """Return the most drafted tokens of a draft with paths of ``depth`` tokens."""
         return depth
 
     def reads(self, target_model: Any) -> Sequence[int]:

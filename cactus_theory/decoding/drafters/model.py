@@ -118,7 +118,7 @@ class ModelDrafting(SampledDrafting):
         return Draft(torch.stack(tokens, 1), lengths, self.rows(len(tokens)))
 
     def _shorten(self, lengths: list[int], drafted: int, token: Int[Tensor, "batch"]) -> None:
-        """End the draft of rows at token ``drafted`` (from 1) by the rule of ``stop``.
+        """End the draft of each row after ``drafted`` tokens if the rule of ``stop`` says so.
 
         One number per row is read from the device in one transfer. On CUDA the host waits for each
         drafted token: without the number no step can be saved. Rows that have stopped are skipped.
@@ -159,6 +159,6 @@ class ModelDrafting(SampledDrafting):
         self.model.keep(rows)
 
     def settle(self) -> None:
-        """Roll the cache back to the settled tokens but the last, which the next round feeds."""
+        """Roll the cache back to the text without its last token, which the next round feeds."""
         for row, cached in enumerate(self.model.lengths):
             self.model.rollback(row, min(cached, self.texts.lengths[row] - 1))

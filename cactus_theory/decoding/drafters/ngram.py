@@ -1,4 +1,4 @@
-"""Draft without a model: look up the tokens that followed the text's last n tokens earlier."""
+"""Draft without a model: look up tokens that followed earlier occurrences of the last n tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class NGramDrafting(Drafting):
         return []
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return further tokens that followed: of longer matches first, then the latest first."""
+        """Return other tokens that followed a match: of longer matches first, then the latest."""
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:

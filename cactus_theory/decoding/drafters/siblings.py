@@ -1,4 +1,4 @@
-"""Draft a path, and at each place further likely tokens, one of which may replace a rejection."""
+"""Draft a path, and at each place other likely tokens, which may replace a rejected token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,15 +18,15 @@ class Siblings(Drafter):
     """Draft a path with ``drafter``, and at each place of the path ``m`` sibling tokens.
 
     Siblings are the likeliest tokens of the row that the path's token is drawn from (of NGram:
-    further tokens that followed earlier). They are fixed before the path's token is drawn; a path's
-    token among the siblings is one node. If the verifier ``tree`` replaces a rejected token by a
-    sibling, the round goes on for one more token (THEORY.md, Theorem 22). K is the length of the
-    path; a target call has up to K (m + 1) + 1 tokens.
+    further tokens that followed earlier). Siblings are fixed before the path's token is drawn. If
+    the path's token is also a sibling, it has one node. If the verifier ``tree`` puts a sibling in
+    place of a rejected token, the round goes on for one more token (THEORY.md, Theorem 22). K is
+    the length of the path; a target call has up to K (m + 1) + 1 tokens.
 
-    With ``deterministic`` the m tokens are declared to the verifier, and the policy's row h is the
-    best for accepting one token (Theorem 21). The default does not declare them: h is the row for
-    the path alone. The default gives more tokens per target call at the same KL, because the whole
-    path can go on after an accepted path token, but at most one token follows a sibling.
+    With ``deterministic`` the siblings are declared to the verifier, and the policy's row h is the
+    best for accepting one token of each place (Theorem 21). By default h is the row for the path
+    alone. The default gives more tokens per target call at the same KL, because the whole path can
+    go on after an accepted path token, but at most one token follows a sibling.
 
     Raises
     ------
@@ -99,10 +99,10 @@ class SiblingsDrafting(Drafting):
         self.inner.keep(rows)
 
     def settle(self) -> None:
-        """Settle the path's drafter, with each text cut after the first token not on the path.
+        """Update the path's drafter as if each text ended after its first token not on the path.
 
-        The path's drafter has cached its path only, and expects a settled text to be a part of the
-        path and one token more. It reads the remaining tokens in the next round.
+        The path's drafter has cached its path only, and expects that a round appends a part of the
+        path and one token more. The drafter reads the remaining tokens in the next round.
         """
         drafted = zip(self.texts.rows, self.paths, self.before, strict=False)
         for text, path, start in drafted:
@@ -118,11 +118,11 @@ class SiblingsDrafting(Drafting):
 def with_siblings(
     trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, deterministic: bool = True
 ) -> Draft:
-    """Return the paths of ``trunk`` with up to ``m`` of the ``fixed`` tokens at each place.
+    """Return the paths of ``trunk`` with up to ``m`` siblings, out of ``fixed``, at each place.
 
     The first tokens of a row are the path, whose nodes have the rows of ``trunk``. A path's token
-    that is also fixed is one node; ids of −1 are skipped. With ``deterministic`` the fixed tokens
-    are declared to the verifier; without, the further tokens are neither sampled nor deterministic.
+    that is also in ``fixed`` is one node; ids of −1 are skipped. With ``deterministic`` the fixed
+    tokens are declared to the verifier; else siblings are marked neither sampled nor deterministic.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, fixed_ids in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):

@@ -162,7 +162,7 @@ class Slots:
     """The slots of a batch's fed tokens in a memory (B, capacity + 1, …).
 
     ``start`` and ``end`` are the numbers of slots that attention reads before and after the fed
-    tokens are written. ``index`` is the tokens' index in the memory; padding goes to the spare
+    tokens are written. ``index`` is the tokens' index in the memory; padding goes to the last
     slot. ``sight`` is None if every row is equally long and feeds a chain. Then slot and position
     of fed token j are both ``start + j``, and the token attends to every slot up to ``start + j``.
     """
@@ -242,9 +242,10 @@ def _tree(
 def _ancestors(parents: Fed) -> Bool[Tensor, "batch new new"]:
     """Return the mask of each fed token's ancestors among the fed tokens, itself included.
 
-    Algorithm: the matrix I + parenthood connects paths of length ≤ 1, and each squaring doubles the
-    length, so that ⌈log₂ n⌉ squarings connect all ancestors. The first tokens of a prompt form a
-    chain in all rows; their triangular mask is written directly, to keep the matrix small.
+    Algorithm: the matrix with 1 at (token, token) and (token, parent) connects paths of length ≤ 1,
+    and each squaring doubles the length, so that ⌈log₂ n⌉ squarings connect all n tokens to their
+    ancestors. The first tokens of a prompt form a chain in all rows; their triangular mask is
+    written directly, to keep the matrix small.
     """
     new, place = parents.shape[1], torch.arange(parents.shape[1], device=parents.device)
     chain = int((parents == place - 1).all(0).long().cumprod(0).sum())

@@ -53,7 +53,7 @@ _KNOWN: WeakKeyDictionary[Any, dict[Any, Answer]] = WeakKeyDictionary()
 
 
 def runs_together(model: Any, lossless: bool = False) -> bool:
-    """Return whether a ragged batch may run as one call; if not, decode one text at a time.
+    """Return whether rows of different lengths may run in one call; if not, decode text by text.
 
     Raises ValueError if cached forward passes differ from passes without a cache. With
     ``lossless`` (the model only drafts) such a difference is allowed as long as the passes run,
@@ -85,7 +85,11 @@ def _anchor(model: Any) -> Any:
 
 
 def _answer(model: Any, change: str | None) -> Answer:
-    """Run the check on one model; return its result."""
+    """Run the check on one model; return the result as an ``Answer``.
+
+    The result has the reason for an error or None, whether the model may draft nevertheless, and
+    whether rows of different lengths may run in one call.
+    """
     ids = _ids(model)
     try:
         if added := _added(model, ids):

@@ -73,7 +73,7 @@ class _Layer:
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of slots: before a pass without the fed tokens, afterwards with."""
+        """Return the number of slots in use; after a pass the fed tokens are included."""
         return self.length
 
     def get_max_length(self) -> int:
@@ -105,7 +105,7 @@ class LibraryForward:
     def __call__(
         self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
-        """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
+        """Return logits after the last ``keep[b]`` of ``counts[b]`` tokens, at the start of row b.
 
         The tokens' keys and values are written; the cache's lengths do not change.
         """

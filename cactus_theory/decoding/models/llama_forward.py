@@ -2,8 +2,8 @@
 
 The fast pass reads the weights of the Hugging Face modules, or joined and packed copies, and calls
 PyTorch directly. Up to rounding it computes the same function as transformers' forward pass, for a
-batch whose rows have different lengths; tests compare the two. Models that it does not support
-(other families, quantised or adapted layers, hooks) run in transformers' forward pass.
+batch whose rows have different lengths; tests compare the two. Models that the fast pass does not
+support (other families, quantised or adapted layers, hooks) run in transformers' forward pass.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,8 @@ def _in_place(part: Any) -> Any:
 class DecoderLayer:
     """A decoder layer: its weights, and a call that updates the residual stream (N, hidden).
 
-    Projections are copied if ``copied``; else ``read`` makes them of the modules.
+    N is the number of fed tokens. The projections' weights are copied if ``copied``; else ``read``
+    makes each projection from its module.
     """
 
     def __init__(self, layer: Any, copied: bool, read: Any = _in_place) -> None:
@@ -109,7 +110,7 @@ class DecoderLayer:
         at: Slots,
         mask: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "N hidden"]:
-        """Return the stream after the layer; keys and values of the N tokens are written.
+        """Return the residual stream after the layer; write the keys and values to ``memory``.
 
         ``mask`` is repeated for each of the ``shared`` query heads of a key head.
         """
@@ -158,10 +159,11 @@ class DecoderLayer:
 
 
 class PairLayer(DecoderLayer):
-    """The layer of an EAGLE-3 head, on pairs (N, 2 hidden): a token's embedding, then its stream.
+    """The layer of an EAGLE-3 head, on pairs (N, 2 hidden): a token's embedding, then a stream.
 
-    Each half has a separate norm. The residual stream is the stream after its norm if the layer
-    has ``norm_before_residual``, else the stream before.
+    The stream is made of the target's hidden states (``drafters.eagle3_head``). Each half has a
+    separate norm. The residual stream is the stream after its norm if the layer has
+    ``norm_before_residual``, else the stream before its norm.
     """
 
     def reader(self, layer: Any, projections: list[Any], copied: bool, read: Any) -> Any:
@@ -189,8 +191,8 @@ def _norm(module: Any) -> Any:
 def _normed(norm: Any, parts: list[Any], copied: bool, read: Any) -> Any:
     """Return one function for a norm and the projections of its output, side by side.
 
-    In copies in single precision the norm's weight is folded into the projections, and only
-    x / √(mean x² + ε) is left of the norm. Projections that half precision holds exactly are not
+    In copies in single or double precision the norm's weight is folded into the projections, and
+    only x / √(mean x² + ε) is left of the norm. Weights that half precision holds exactly are not
     folded, as they would no longer be exact.
     """
     if not copied:
@@ -217,7 +219,7 @@ def _quick(norm: Any) -> bool:
 
 
 def _quick_norm(norm: Any) -> Any:
-    """Return the norm as x·√d·w / √(‖x‖² + dε), which takes half the time of ``F.rms_norm``."""
+    """Return the norm as x·√d·w / √(‖x‖² + dε), x (..., d), in half ``F.rms_norm``'s time."""
     gain, length = _gain(norm), _length(norm)
     return lambda x: (x * gain).div_(length(x))
 
@@ -251,7 +253,7 @@ class FastForward:
     def __call__(
         self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
-        """Return the logits after the last ``keep[b]`` of ``counts[b]`` tokens, first in a row.
+        """Return logits after the last ``keep[b]`` of ``counts[b]`` tokens, at the start of row b.
 
         The tokens' keys and values are written; the cache's lengths do not change.
         """
@@ -275,7 +277,7 @@ class FastForward:
     ) -> Float[Tensor, "batch new hidden"]:
         """Return the states after the final norm for a batch (B, new) of embedded tokens.
 
-        With ``normed=False`` the states before the final norm.
+        With ``normed=False`` return the states before the final norm.
         """
         at = slots_of(self.cache, shape[1], counts, parents, x.device)
         return self.through(x, shape, at, normed)

@@ -24,9 +24,9 @@ class CachedModel:
 
     A recognised Llama-like model runs in :class:`FastForward`. Any other model runs in
     transformers' forward pass, whose logits over a cache must equal those without (checked once per
-    model). Both take the whole batch in one call, but a model family that does not accept our
-    attention mask takes one text only. ``lengths`` are the numbers of cached tokens of each row;
-    :meth:`feed` and the cache's methods ``rollback``, ``select`` and ``keep`` change them.
+    model). Both passes take the whole batch in one call, but a model family that does not accept
+    our attention mask takes one text only. ``lengths`` are the numbers of cached tokens of rows,
+    which :meth:`feed` and the cache's methods ``rollback``, ``select`` and ``keep`` change.
 
     Parameters
     ----------

@@ -87,7 +87,8 @@ class Linear:
 class Ordered:
     """A linear module with an additional copy of single-precision weights in oneDNN's order.
 
-    From FEW_ROWS + 1 rows on, ``F.linear`` takes longer: it orders the weights anew in each call.
+    The copy is read for more than FEW_ROWS rows, where ``F.linear`` takes longer, as it orders the
+    weights anew in each call.
     """
 
     def __init__(self, module: Any) -> None:
@@ -143,7 +144,7 @@ def _packed(
 ) -> Any:
     """Return a weight in oneDNN's order for calls with ``rows`` rows; None without such a kernel.
 
-    ``error`` is the largest relative error of products in a self-check, by default one rounding.
+    ``error`` is the largest relative error of products in a self-check, by default the dtype's ε.
     """
     if weight.dtype not in dtypes or weight.device.type != "cpu" or not weight.numel():
         return None
@@ -166,7 +167,7 @@ def packs(weight: Tensor) -> bool:
 
 
 def prepared(module: Any, make: Callable[..., Any], *others: Tensor) -> Any:
-    """Return ``make(module, *others)``, computed once as long as the module's weights stay.
+    """Return ``make(module, *others)``, computed again only if the weights have changed.
 
     Weights are compared by address, shape, dtype and the sum of their bits, as not every change
     raises PyTorch's version counter. A change that keeps all of these, such as two values

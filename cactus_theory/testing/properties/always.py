@@ -1,7 +1,8 @@
 """Properties that every policy must have, whatever the policy declares.
 
-Some of them run the verifier ``chain`` with chosen coins (uniform random numbers), and compare its
-decisions with the policy's φ and g.
+φ(n) is the probability that a drafted token n is accepted, g(·|n) the residual distribution after
+its rejection. Some properties run the verifier ``chain`` with chosen coins (uniform random
+numbers), and compare its decisions with φ and g.
 """
 
 from collections.abc import Iterator
@@ -134,7 +135,7 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _resummed(seen: Behaviour) -> Tensor:
-    """Return the tolerance of φ for sums in another order: a rounding error of mass, over p."""
+    """Return the tolerance of φ if sums have another order: a rounding error of mass, over p."""
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
 
 
@@ -165,8 +166,8 @@ def _coins_at(phi: Tensor, apart: Tensor) -> Tensor:
 def coins_decide_as_declared(seen: Behaviour) -> Iterator[Bounds]:
     """A drafted token is accepted iff its coin < φ; a rejected one is replaced by g's quantile.
 
-    The acceptance coins that are tried are 0, just below φ, φ itself and just above φ. The draws
-    are the middles of the shares of [0, 1) that g gives to tokens (to 31 tokens at most).
+    The acceptance coins that are tried are 0, just below φ, φ itself and just above φ. The draws of
+    replacements are the middles of the intervals of [0, 1) that g gives to tokens (at most 31).
     """
     rows, vocab = min(MOST_ROWS, len(seen.q)), seen.q.shape[-1]
     row, n = seen.drafted[:rows].nonzero().T
@@ -214,7 +215,7 @@ FAR, FEW = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300), 2
 
 
 def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
-    """Return (value, policy) at each allowed value of FAR; none for a user's or an integer knob."""
+    """Return (value, policy) at each allowed value of FAR; none for user's rules, integer knobs."""
     whole = isinstance(getattr(policy, policy.knob or "", None), int)
     if whole or getattr(policy, "source", None) is not None:
         return []

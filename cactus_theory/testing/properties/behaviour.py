@@ -1,4 +1,4 @@
-"""Compute φ, g and the emitted law of a policy on a batch of rows, at several knobs."""
+"""Compute a policy's acceptance φ, residual g and emitted law on a batch of rows, at some knobs."""
 
 import math
 import random
@@ -170,7 +170,7 @@ def policy_property(
 
 
 def of_token(token: Tensor, text: str) -> Callable[[tuple[int, ...]], str]:
-    """Return a function from an index to the entry's name; ``{n}`` is the drafted token."""
+    """Return a function from an index to a name: ``text``, where ``{n}`` is the drafted token."""
     return lambda index: text.format(*index[1:], n=int(token[index[0]]))
 
 

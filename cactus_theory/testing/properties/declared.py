@@ -83,7 +83,7 @@ def _may_spend_nothing(policy: Policy) -> bool:
 
 
 def _claims_a_row(policy: Policy) -> bool:
-    """Return whether the emitted law h is known in advance, now or at the lossless value."""
+    """Return whether the emitted law h is known in advance, at the present or the lossless knob."""
     return (
         isinstance(policy, FixedTarget) or _has_lossless_value(policy) or _may_spend_nothing(policy)
     )
@@ -239,7 +239,8 @@ def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
 def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
     """No policy within the same budget accepts more (tested if the policy declares ``optimal``).
 
-    A dual bound proves this. Under a budget per proposal, raising h_n further would break it.
+    A dual bound proves this. If the budget is per proposal, the check is that raising h_n of any
+    drafted token n a little would exceed the budget.
     """
     budget = seen.policy.declares.budget
     assert budget is not None
@@ -262,7 +263,7 @@ def nothing_accepts_more(seen: Behaviour) -> Iterator[Bounds]:
 def reads_only_drafted_entries(seen: Behaviour) -> Iterator[Bounds]:
     """φ(n) depends on q_n and p_n alone (tested for ``Entrywise`` policies without a tilt).
 
-    The mass of all other tokens is spread evenly over them, or put on one of them.
+    In the check, the mass of all other tokens is spread evenly over them, or put on one of them.
     """
     row, token = seen.pairs
     expected = seen.phi[row, token]

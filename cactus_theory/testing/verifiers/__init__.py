@@ -88,7 +88,7 @@ def assert_verifier_properties(
 
 
 def _followed(verifier: Verifier, policies: Iterable[Policy | str] | None) -> list[Policy]:
-    """Return the policies to verify with; ValueError for a given one that is not supported."""
+    """Return the policies to verify with; ValueError if one of ``policies`` is not supported."""
     if policies is not None:
         chosen = [read_policy(policy) for policy in policies]
         for policy in chosen:

@@ -98,7 +98,7 @@ class Enumeration(Seen):
 
     @property
     def assigned(self) -> Assignment:
-        """Return the policy for every token."""
+        """Return the assignment of the policy to every token."""
         return Assignment((self.policy,))
 
     @cached_property
@@ -118,7 +118,7 @@ class Enumeration(Seen):
 
     @cached_property
     def law(self) -> Any:
-        """Return the verifier's law on the trees' own rows."""
+        """Return the verifier's law on the rows of the trees."""
         return self.law_of(self.q, self.p)
 
     def law_of(self, q: Tensor, p: Tensor, verifier: Verifier | None = None) -> Any:
@@ -245,8 +245,9 @@ class Paths:
     def thresholds(self) -> Float[Tensor, "N K two"]:
         """Return the values of coin i at which the verdict may change, by the stated law.
 
-        τ is the number of accepted tokens. If the first coin that does not pass ends the path, the
-        value is Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last coin that passes does, Pr(τ = i)/Pr(τ ≤ i).
+        τ is the number of accepted tokens. If the first coin that does not pass decides τ, the
+        value is Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last coin that passes decides τ, the value is
+        Pr(τ = i)/Pr(τ ≤ i).
         """
         tail = self.stop.flip(-1).cumsum(-1).flip(-1)
         head = self.stop.cumsum(-1)

@@ -69,7 +69,7 @@ class Trees:
         return torch.arange(len(self.paths)) // self.vocab ** (self.depth - depth)
 
     def along(self, rows: tuple[Tensor, ...]) -> Float[Tensor, "trees paths depths vocab"]:
-        """Return the rows along each path, from rows by depth and node."""
+        """Return the rows of the nodes along each path; ``rows`` are by depth and node."""
         return torch.stack([depth_rows[:, self.node(i)] for i, depth_rows in enumerate(rows)], 2)
 
     @cached_property
@@ -89,7 +89,7 @@ def _smooth(count: int, vocab: int, source: torch.Generator, spread: float = 2.0
 
 
 def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows with zeros, each at different tokens."""
+    """Return rows q and p with zeros at tokens that are drawn for each row."""
     rows = torch.stack(_smooth(count, vocab, source))
     kept = torch.rand(rows.shape, generator=source) < 0.6
     kept_token = torch.randint(0, vocab, rows.shape[:-1], generator=source)
@@ -99,7 +99,7 @@ def _zeros(count: int, vocab: int, source: torch.Generator) -> Pair:
 
 
 def _one_hot(count: int, vocab: int, source: torch.Generator) -> Pair:
-    """Return rows in pairs of which the target row, the draft row or both are one-hot."""
+    """Return rows q and p; of each pair the target row, the draft row or both are one-hot."""
     rows = list(_smooth(count, vocab, source))
     which = torch.randint(0, 3, (count, 1), generator=source)
     for number, uncertain in enumerate((1, 0)):

@@ -37,9 +37,9 @@ BESIDE, SHORT = 1e-11, 2.0**20
 def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> tuple[Tensor, Tensor]:
     """Return coin patterns (N, patterns, coins) that stand for all coins, and their masses.
 
-    Edges are the values at which the stated law changes a decision. A coin is tried just inside
+    ``edges`` are the values at which the stated law changes a decision. A coin is tried just inside
     both ends of each interval between edges, with half the interval's mass; all combinations are
-    tried. So a decision that changes anywhere else is wrong by half an interval, and is noticed.
+    tried. So if a decision changes anywhere else, half an interval's mass is wrong, which is found.
     Intervals too thin for such coins, as between two roundings of one edge, get no mass.
     """
     ends = torch.zeros_like(edges[..., :1])
@@ -100,7 +100,10 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _edges(paths: Paths) -> Tensor:
-    """Return for each coin the values at which its token's decision (or any) may change."""
+    """Return, for each coin, the values at which the stated law changes a decision.
+
+    With one coin for each token these are the values of its own token, else those of all tokens.
+    """
     if paths.coins == paths.length:
         return paths.thresholds
     return paths.thresholds.flatten(1)[:, None].expand(-1, paths.coins, -1)
@@ -120,7 +123,8 @@ def _over_coins(
 def draws_follow_the_stated_law(seen: Enumeration) -> Iterator[Bounds]:
     """The token after each accepted count is its stated law's quantile of the draw.
 
-    This holds for all acceptance coins; draws are just inside both ends of every token's share.
+    This holds for all acceptance coins; draws are just inside both ends of the interval of [0, 1)
+    that the law gives to each token.
     """
     paths = some_paths(seen)
     patterns, mass = cells(_edges(paths), INSIDE)

@@ -1,7 +1,8 @@
 """Properties of the law that a verifier states, and of batches.
 
-Laws are summed over all drafts and coins. In batches, each row has the verdict that it has alone,
-a deterministic draft that of one-hot rows, and each token is judged by the policy assigned to it.
+Laws are summed over all drafts and coins. In a batch, a row has the verdict that it has alone, a
+deterministic draft has the verdict of one-hot draft rows, and each token is judged by the policy
+that is assigned to it.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ OTHERS = ("speculative", "mixture:alpha=0.5")
 
 
 def _rounding(value: Tensor, reached: Tensor) -> Tensor:
-    """Return the tolerance of masses at a node: their rounding error and that of a difference."""
+    """Return the tolerance of masses at a node: the rounding of a mass and of a difference."""
     return EXACT * value.abs() + ROUNDING * reached
 
 
@@ -120,7 +121,7 @@ def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _highest(seen: Enumeration, depth: int) -> Tensor:
-    """Return the largest chance, with any verifier of one path, of passing each node of a depth."""
+    """Return the largest chance of passing each node that a verifier of one path can have."""
     if depth == 0:
         return seen.trees.reached[0]
     let_through = seen.passed[depth - 1][..., None] * seen.target[depth - 1]
@@ -163,8 +164,8 @@ def single_precision_agrees(seen: Enumeration) -> Iterator[Bounds]:
 def reaches_every_node_as_often_as_possible(seen: Enumeration) -> Iterator[Bounds]:
     """Every node is passed as often as any verifier of one path can; no chain accepts more.
 
-    That chance is the text's probability, or the chance of the node before times h of the last
-    token, whichever is smaller.
+    The largest chance is the text's probability, or the chance of the node before times h of the
+    last token, whichever is smaller.
     """
     # in a chain, which keeps each token by itself: the chance of passing each node, and their sum
     chain_passed = torch.ones_like(seen.passed[0])
