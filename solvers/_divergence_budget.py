@@ -1,7 +1,8 @@
 r"""Write the budget D(h‖q) ≤ δ as cvxpy constraints, in variables that are all of order one.
 
-The usual constraint is Σ q f(h/q) + f′(∞) z ≤ the generator's budget, where f is the generator of D
-and z the mass of h on tokens with q = 0. A divergence class may register another constraint by
+The usual constraint is Σ q f(h/q) + f′(∞) z ≤ δ_f. Here f is the generator of D (D rises with this
+sum, and is the sum itself if D is an f-divergence), δ_f is the value of the sum at D = δ, and z is
+the mass of h on tokens with q = 0. A divergence class may register another constraint by
 :func:`budget_of`, or another form of the left side by :func:`left_side_of`.
 """
 

@@ -1,10 +1,10 @@
 """Build programs on trees of drafted paths: variables, constraints of every verifier, and checks.
 
 Used by :mod:`solvers.block`, which defines g, t and p, and by :mod:`solvers.decode`. A program has
-variables of order one, only for the part of a tree that can be reached: w with g = p(u) s∘w at
-every node u, where s is a fixed scale, and the alive ratio P = t/p of every child that can be
-drafted. In these variables t ≤ g becomes (p/s) P ≤ w, t ≤ p(ux)
-becomes P ≤ 1, Σ g = t becomes s·w = P, and a node pays p(u) Σ q P f(s w/(qP)).
+variables only for the part of a tree that can be reached, and all are of order one. At every node u
+the variable is w, with g = p(u) s∘w and a fixed scale s. For every child that can be drafted the
+variable is the alive ratio P = t/p. In these variables t ≤ g becomes (p/s) P ≤ w, t ≤ p(ux) becomes
+P ≤ 1, Σ g = t becomes s·w = P, and a node pays p(u) Σ q P f(s w/(qP)).
 """
 
 from collections.abc import Sequence

@@ -225,7 +225,8 @@ def _archive(path: str, file: Path) -> zipfile.ZipFile:
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
     """Return the array of a member, unless it would unpack to too many bytes.
 
-    The member is unpacked into a file, so that its header cannot demand memory for more.
+    The member is first unpacked into a temporary file. Then an array header that declares more data
+    than the member holds cannot make numpy allocate memory for these data.
     """
     if member.file_size > max(UNPACKED, member.compress_size):
         raise ValueError(f"must unpack to at most {UNPACKED} bytes; got {member.file_size}")

@@ -39,7 +39,9 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def items_needed(difference: float, error: float, count: int) -> int | None:
-    """Return how many items make a difference significant: at 95 %, in four of five such runs.
+    """Return how many items a run needs to find a difference significant in four of five cases.
+
+    The test is at 95 %: a run of so many items finds the difference with probability 80 %.
 
     None if the difference is 0 or unknown.
 

@@ -239,8 +239,8 @@ def read_rule(spec: Spec | Schedule, **knobs: Any) -> Policy | Schedule:
 def relaxes_greedy(rules: Iterable[Policy | Schedule]) -> bool:
     """Return whether policies are charged in regret, which makes them policies of temperature 0.
 
-    Raises ValueError if only some policies are: with softmax rows at temperature 0, which regret
-    needs, the others would sample instead of decoding greedily.
+    Raises ValueError if only some policies are charged in regret. A policy of regret needs the rows
+    of temperature 1 instead of one-hot rows, and from these rows the other policies would sample.
     """
     each = [rule.policies if isinstance(rule, Schedule) else (rule,) for rule in rules]
     # whether charged in regret → the spec of one such policy

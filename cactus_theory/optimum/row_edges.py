@@ -169,9 +169,10 @@ def edges_at_price(
     q: Row, p: Row, alive: float, curve: tuple[float, float], step: float, highest: float,
     boxes: Boxes, threshold: float,
 ) -> tuple[float, float, float]:  # fmt: skip
-    """Return U, A and P in the row's units, at a price of 1/``step``.
+    """Return the edges U and A, and P, in units of p/q, at a price of 1/``step``.
 
-    If U > ``threshold``, U may be returned as ∞, with an A that is no edge. ``highest`` is the
+    Callers may need to know only whether U > ``threshold``. If it is, the search may stop early:
+    U is then ∞ and A has no meaning. ``highest`` is the
     value of U/P at which A = P.
     """
     c, a = curve

@@ -72,7 +72,7 @@ class Cactus(PerProposal):
 @register("cactus_exact")
 @dataclass(frozen=True)
 class CactusExact(PerProposal):
-    r"""Raise the drafted token n to the largest h_n of any row h within the budget from q.
+    r"""Raise q_n of the drafted token n to the largest h_n of any row h with D(h‖q) ≤ δ.
 
     .. math:: \max_h h_n \quad\text{s.t.}\quad h \in \Delta,\; D(h\|q) \le \delta
 

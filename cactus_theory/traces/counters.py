@@ -369,7 +369,7 @@ class _Gaps:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Return the columns of GAP except ``off``."""
+        """Return the positions, then expected and observed shares with errors, then ``errors``."""
         numbers = self.expected, self.expected_error, self.observed, self.observed_error
         shares = (number / self.share_reaching for number in numbers)
         return self.places + 1.0, *shares, self.errors

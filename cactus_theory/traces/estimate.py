@@ -1,7 +1,8 @@
 """Hold the results of replays on a trace, as sums by text, with standard errors over texts.
 
-Cycles of one text are alike, so standard errors come from the jackknife over texts. Differences
-and ratios of two settings are computed text by text (paired), which makes their errors small.
+Cycles (logged rounds) of one text are alike, so standard errors come from the jackknife over texts.
+Differences and ratios of two settings are computed text by text (paired), which makes their errors
+small.
 """
 
 from collections.abc import Callable, Sequence

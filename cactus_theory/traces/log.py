@@ -233,7 +233,7 @@ def log_shown(
 def _cycles(
     header: Header, pair: tuple[Any, Drafter], prompt: list[int], options: DecodeOptions, text: int
 ) -> list[Cycle]:
-    """Decode one text and return its cycles."""
+    """Decode one text and return its cycles, one for each round."""
     max_new_tokens = header.details["max_new_tokens"]
     cycles: list[Cycle] = []
 

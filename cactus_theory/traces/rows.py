@@ -126,7 +126,8 @@ def row_pairs(
 ) -> Iterator[tuple[Int[Tensor, "n"], Rows, Rows]]:
     """Yield batches of all places with a draft row: text numbers, target rows and draft rows.
 
-    A batch has at most ``entries`` numbers in its target rows, but at least one row or cycle.
+    A batch has at most ``entries`` numbers in its target rows, but at least one pair of saved rows,
+    or one cycle (logged round) of a trace.
     """
     if isinstance(source, SavedRows):
         size = max(1, entries // source.target_probs.shape[-1])

@@ -97,7 +97,10 @@ class Knobs:
         self.errors: dict[float, Exception] = {}
 
     def at(self, width: int, level: float) -> Any:
-        """Return the run at K with the amount ``level``, or None; ``solved`` has its looseness."""
+        """Return the run at K = ``width`` whose amount is ``level``, or None if there is none.
+
+        ``solved[width]`` is then the looseness of this run: the number x that sets the knob.
+        """
         points = self.spent[width]
         for step in range(1, MOST_STEPS):
             for x, amount in sorted(points.items()):

@@ -310,7 +310,7 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:
 
 
 def _about(trace: Trace) -> dict[str, object]:
-    """Return the facts on the trace that a result's file holds."""
+    """Return what a result's file says about the trace: sizes, models and settings."""
     details = trace.header.details | vars(trace.header)
     return {
         "cycles": len(trace),

@@ -215,10 +215,11 @@ class Node:
         return not self.verifier.by_path and not by_row
 
     def exceeds(self, share: float) -> bool:
-        """Return whether :attr:`ratio` exceeds ``share``: the coin in a chain, 1 in a block.
+        """Return whether P h_n/p_n of the drafted token n (:attr:`ratio`) exceeds ``share``.
 
-        For a band it is first tested whether the upper edge exceeds share × p_n/q_n (Theorem 15).
-        The band is solved only if that does not decide; if the result is False, h is solved.
+        In a chain ``share`` is the coin, in a block 1. For a band it is first tested whether the
+        upper edge exceeds share × p_n/q_n (Theorem 15), and the row is solved only if this test
+        does not decide. After a result of False the row is solved, so that h can be read.
         """
         row = self.solved
         # under a selection law p° the edges are those of p°/q, but r is made of another row, p

@@ -17,8 +17,9 @@ def block_on_device(
 ) -> Verdict:
     """Return the verdict of drafted paths on a device, by block verification in tensors.
 
-    The host reads no value from the device, with one exception: the root search of a band of p/P (P
-    is the alive ratio) takes one round trip between host and device for each step.
+    The host reads no value from the device, with one exception: the search for the edges of a band
+    of p/P takes one round trip between host and device for each step. P is the alive ratio of a
+    node: the probability that the path down to the node is accepted, given that it was drafted.
     """
     ids = draft.token_ids
     blocks = Blocks(assigned, target_probs, draft)

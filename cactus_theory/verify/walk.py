@@ -2,9 +2,11 @@
 
 The drafted token's q_n and p_n decide most coins (:meth:`Policy.bounds`). Only for the other coins
 is a row read, by a node (:class:`~cactus_theory.verify.node.Node`). A chain moves forwards to the
-first coin that does not pass. A block follows the alive ratio P forwards, then looks backwards for
-the last coin that passes. In a tree a path is a run of sampled tokens; if the token drawn at the
-end of a run is a deterministic child, the walk goes on from this child.
+first coin that does not pass. A block computes the alive ratio P of each node (the probability that
+the path down to the node is accepted, given that it was drafted) forwards, then looks backwards for
+the last coin that passes. In a tree a path is a run of sampled tokens, at whose end a token is
+drawn. If this token was also drafted there without sampling (a deterministic child), the walk goes
+on from the child.
 """
 
 import math
@@ -287,9 +289,9 @@ class Walk:
             path.end()
 
     def _widen(self, path: Path, q_n: Sequence[float], p_n: Sequence[float]) -> None:
-        """Widen the bounds of tokens at nodes with deterministic tokens.
+        """Widen the bounds on the acceptance of a sampled token beside deterministic tokens.
 
-        A band's bounds hold only where no token but the sampled token was drafted.
+        The bounds of a band hold only at nodes where no token but the sampled one was drafted.
         """
         for place, token in enumerate(path.ids):
             row, node = path.row, path.node_numbers[place]
