@@ -310,7 +310,7 @@ def _settings(solved: Sequence[tuple[Family, Replay]]) -> list[Kind]:
 
 
 def _about(trace: Trace) -> dict[str, object]:
-    """Return what a result's file says about the trace: sizes, models and settings."""
+    """Return the sizes, models and settings of the trace, for the file of a result."""
     details = trace.header.details | vars(trace.header)
     return {
         "cycles": len(trace),
