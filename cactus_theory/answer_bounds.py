@@ -278,7 +278,7 @@ def most_variation(cap: float) -> float:
 
 
 def _kl_of_widest(t: float) -> float:
-    """Return the KL of the pair of laws with parameter t that is furthest apart for its KL."""
+    """Return ln(t/sinh t) + t coth t − t²/sinh² t, the KL in :func:`most_variation`."""
     # with these coth t is 1 + 2 over, and sinh t is e^t less/2
     less = -math.expm1(-2 * t)
     over = math.exp(-2 * t) / less

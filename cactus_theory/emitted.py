@@ -227,7 +227,7 @@ def best_acceptance(q: Tensor, p: Tensor, kind: Divergence, spent: Tensor) -> Te
 
 
 def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the divergence that the budget bounds, whether the budget held, the share over it."""
+    """Return the bounded divergence, whether the budget held, and Pr(a proposal exceeds it)."""
     budget, over = policy.declares.budget, None
     if budget is None:
         return None, None, None
@@ -242,7 +242,7 @@ def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | 
 
 
 def proposal_divergence(policy: Policy, q: Tensor, p: Tensor, kind: Divergence) -> Tensor:
-    """Return, for every token n, D from q of the row that n is verified against, (..., V).
+    """Return D(h‖q) of the row h that each token n is verified against, for all n: (..., V).
 
     :func:`raised_to` says which row this is.
     """
@@ -262,7 +262,7 @@ def raised_to(policy: Policy, q: Tensor, accepted: Tensor) -> Tensor:
 def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
     """Return D(h‖q) of the cheapest row with a given h_n: q scaled at all other tokens.
 
-    All tokens but n have one ratio h/q, so they count as one token, and the row has two.
+    All tokens but n have one ratio h/q, so D is computed from two entries: h_n and the rest.
     """
     rows = (torch.stack([entry, 1 - entry], -1) for entry in (h_n.clamp(0, 1), q_n))
     return kind.value(*rows)

@@ -142,7 +142,7 @@ def _amount(path: Path, name: str, value: Any) -> float:
 
 
 def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> dict[str, Any]:
-    """Return policy, K and verifier of a recommended setting, checked; ValueError for bad ones."""
+    """Return policy, K and verifier of a recommended setting, checked; ValueError if invalid."""
     policy = policy_of_data(best["policy"], path, trust_code=trust_code)
     try:
         verifier = (find_verifier if trust_code else registered_verifier)(best["verifier"])

@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _solved(jobs: Iterable[Job], results: list[Any]) -> bool:
-    """Append every row's answer or failure to ``results``; return False if interrupted."""
+    """Call each job, append its answer or failure to ``results``; return False if interrupted."""
     try:
         for job in jobs:
             try:

@@ -44,12 +44,12 @@ def one_pair(target_probs: Any, draft_probs: Any) -> tuple[np.ndarray, np.ndarra
 
 
 def checked_budget(divergence: str | Divergence, delta: Any) -> tuple[Divergence, float]:
-    """Return the divergence and its budget δ ≥ 0, possibly infinite."""
+    """Return the divergence that a spec names, and the budget ``delta`` ≥ 0, possibly ∞."""
     return read_divergence(divergence), check.number("delta", delta, 0.0, math.inf)
 
 
 def additive(divergence: str | Divergence) -> FDivergence:
-    """Return a divergence that may be summed over rows; raise ValueError for other divergences."""
+    """Return an f-divergence that may be summed over rows; raise ValueError for others."""
     kind = read_divergence(divergence)
     if kind.generator is None or not kind.additive:
         raise ValueError(f"divergence: must be an f-divergence to be summed; got {kind.spec!r}")
@@ -69,14 +69,14 @@ class SolverGaveUp(RuntimeError):
 
 
 def unproven(status: str, value: float, bound: float) -> str | None:
-    """Return why a value does not count as optimal, or None if it meets its bound."""
+    """Return why ``value`` is not proven optimal, or None if it is within 1e-6 of ``bound``."""
     if abs(bound - value) <= OPTIMALITY:
         return None
     return f"{status}, but {value:.9g} misses its bound {bound:.9g}"
 
 
 def proof_of(answer: Any, value: float, started: float) -> dict[str, Any]:
-    """Return the fields of a result that prove it: bound, gap, solver, status, seconds."""
+    """Return fields of a result: bound, gap, solver, status, and the seconds since ``started``."""
     fields = {name: getattr(answer, name) for name in ("bound", "solver", "status")}
     return fields | {"gap": answer.bound - value, "seconds": time.perf_counter() - started}
 
@@ -117,7 +117,7 @@ class Attempted(Generic[Solution]):
         return [("HIGHS", {}), *interior] if self.linear else interior
 
     def attempt(self, scale: np.ndarray, solver: Solver) -> Solution | None:
-        """Return one solver's cleaned answer with its bound, or None without an answer."""
+        """Run one solver on variables scaled by ``scale``; return its answer, or None."""
         raise NotImplementedError
 
     def fault(self, answer: Solution) -> str | None:
@@ -125,14 +125,14 @@ class Attempted(Generic[Solution]):
         raise NotImplementedError
 
     def rescaled(self, answer: Solution | None, scale: np.ndarray) -> np.ndarray:
-        """Return the scale for the next solver: the failed answer, or q without an answer."""
+        """Return the scale for the next solver: the failed answer, or a default if it is None."""
         raise NotImplementedError
 
     def solve(self, scale: np.ndarray) -> Solution:
         """Return the first answer that meets its constraints within 1e-7 and its bound within 1e-6.
 
-        ``scale`` (m,) is a positive guess of h. A good guess helps the solver, but does not change
-        the optimum. Raises SolverGaveUp if no answer passed the check.
+        ``scale`` (m,) is a positive guess of the m unknown probabilities. A good guess helps the
+        solver, but does not change the optimum. Raises SolverGaveUp if no answer passed the check.
         """
         faults = []
         for solver in self.solvers:

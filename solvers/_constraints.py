@@ -31,8 +31,8 @@ class Constraint:
       tokens with q > 0. ``placed`` returns a copy of the constraint with ``constraints`` built.
     * ``slack(h)`` is the least distance to the limit; negative if the constraint is broken.
     * ``price(h)`` is the dual value, the acceptance gained per unit by which the limit is relaxed.
-      It is 0 unless h is at the limit: elsewhere the solver's dual value is noise, which the
-      division by a small scale enlarges.
+      It is 0 unless h is at the limit: elsewhere the solver's dual value is rounding noise, which
+      the conversion to a price would enlarge.
     * ``charge(lagrangian)`` adds the constraint to a :class:`Lagrangian`, which bounds the optimum.
     """
 

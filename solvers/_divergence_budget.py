@@ -72,7 +72,7 @@ class Budget:
 
     @property
     def slope(self) -> float:
-        """Return λ, the multiplier of Σ q f(h/q) ≤ the generator's budget."""
+        """Return λ, the multiplier of Σ q f(h/q) ≤ δ_f."""
         # weights by token belong to a limit on h/q of each token, which has no generator
         if not self.constraints or isinstance(self.weight, np.ndarray):
             return 0.0
@@ -92,18 +92,18 @@ def budget(row: Scaled, kind: Divergence, delta: float) -> Budget:
 
 
 def generator_budget(kind: Divergence, delta: float) -> float:
-    """Return the generator's budget that is equivalent to D ≤ ``delta``."""
+    """Return δ_f, for which Σ q f(h/q) ≤ δ_f is equivalent to D(h‖q) ≤ ``delta``."""
     return float(kind.to_generator(torch.tensor(delta, dtype=torch.float64)))
 
 
 def most_of(kind: Divergence, delta: float) -> float:
-    """Return the largest ratio h/q that a pointwise budget allows, at most e^700."""
+    """Return the largest h/q that D ≤ ``delta`` allows, at most e^700, if D limits each h/q."""
     ceiling = float(kind.ceiling(torch.tensor(delta, dtype=torch.float64)))
     return min(ceiling, math.exp(LARGEST_EXPONENT))
 
 
 def _generated(row: Scaled, kind: Divergence, delta: float) -> Budget:
-    """Return the budget written with the divergence's generator, and the factor for its price."""
+    """Return the budget as Σ q f(h/q) + f′(∞) z ≤ δ_f, with f the generator of ``kind``."""
     f = kind.generator
     if f is None:
         raise ValueError(

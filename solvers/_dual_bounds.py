@@ -13,12 +13,12 @@ For any λ ≥ 0 and ν ≥ 0 (any sign for equations), the optimum is at most
 
 where each supremum is over a concave function of one number. With one smooth f the supremum is at
 h/q = clip(c/q, f′⁻¹(−Aᵀν/λ), f′⁻¹((1 − Aᵀν)/λ)), kept between l and u. The cap c is the draft row
-in the optimal program and a one-hot row in the per-proposal program. The closed forms under test
-(bands, sorts, roots) are not used, so the proof is independent of them.
+in :mod:`solvers.optimal` and a one-hot row in :mod:`solvers.per_proposal`. The closed forms under
+test (bands, sorts, roots) are not used, so the proof is independent of them.
 
-The block program (:mod:`solvers.block`) has a bound of the same kind. Let α(u, x) ≥ 0 be a
-multiplier of t(ux) ≤ g(u, x) for every node u and token x, and ν the price of divergence. From the
-leaves (C = 0) to the root, weak duality gives
+The block program (:mod:`solvers.block`, which defines t and g) has a similar bound. Let α(u, x) ≥ 0
+be a multiplier of t(ux) ≤ g(u, x) for every node u and token x, and ν the price of divergence. From
+the leaves (C = 0) to the root, weak duality gives
 
 .. math:: C(u) = \max_h Σ_x α(u, x) h_x − ν D(h\|q_u), \qquad
    β(u, x) = (1 + C(ux) − α(u, x))_+ , \qquad
@@ -103,7 +103,7 @@ class Lagrangian:
             self.constant += multiplier * amount
 
     def add_budget(self, multiplier: float, kind: Divergence, delta: float) -> None:
-        """Charge for D ≤ ``delta`` by the generator; without a generator, cap the ratio h/q."""
+        """Charge for Σ q f(h/q) above its value at D = ``delta``; without a generator, cap h/q."""
         if kind.generator is None:
             self.narrow(0.0, most_of(kind, delta) * self.q)
         else:
@@ -166,9 +166,9 @@ def lagrange_bound(
     kind : the divergence.
     q, cap : (m,) target and caps c, on the tokens with q > 0.
     delta : the budget, in the divergence's unit.
-    multipliers : λ of Σ q f(h/q) ≤ the generator's budget (0 if ``delta`` is infinite), and μ of
-        each row's Σh = 1, a number or (rows,).
-    zero_cap : of one row only, Σc over the tokens with q = 0; None if they may not have mass.
+    multipliers : λ of the budget, written as a limit on Σ q f(h/q) with the generator f (0 if
+        ``delta`` is infinite), and μ of each row's Σh = 1, a number or (rows,).
+    zero_cap : Σc over the tokens with q = 0 (one row only); None if they may not have mass.
     position : (m,) the row of each token.
     """
     price_of_cost, level = multipliers[0], np.atleast_1d(multipliers[1])
@@ -221,7 +221,10 @@ def worth(alpha: np.ndarray, q: np.ndarray, f: FDivergence, price: float) -> np.
 def _level(
     rewards: Tensor, q: Tensor, f: FDivergence, price: float, least: Tensor, top: Tensor
 ) -> Tensor:
-    """Return λ with Σ q f′⁻¹((α − λ)/ν) = 1, α the rewards, ν the price; rounded upwards."""
+    """Return λ, rounded up, with Σ q f′⁻¹((α − λ)/ν) = 1, where α are the rewards and ν the price.
+
+    ``least`` and ``top`` are the smallest and the largest reward of each row.
+    """
 
     def heavy(level: Tensor) -> Tensor:
         ratio = f.ratio_at((rewards - level[..., None]) / price)

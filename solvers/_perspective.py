@@ -1,14 +1,15 @@
-r"""Write the terms P f(c w/P) of a divergence for cvxpy, in one form for each divergence class.
+r"""Write the terms of f-divergences as cvxpy expressions, in one form for each divergence class.
 
-A row is h = s∘w on the tokens with q > 0, plus a total mass z on the tokens with q = 0 (z is 0
-unless the program allows such mass and f′(∞) < ∞). The solver's variable is w, whose entries are
-near one if the fixed scale s is near h; with h itself as the variable, solvers fail at a thousand
-tokens.
+A row is h = s∘w (entry by entry) on the tokens with q > 0, plus a total mass z on the tokens with
+q = 0 (z is 0 unless the program allows such mass and f′(∞) < ∞). The solver's variable is w, whose
+entries are near one if the fixed scale s is near h; with h itself as the variable, solvers fail at
+a thousand tokens.
 
-A block's program pays :math:`Σ q P f(g/(qP))` at every node, where the alive ratio P is a variable,
-too: the perspective of :math:`q f`, which is jointly convex. With g = s∘w and c = s/q, each token's
-term is q times P f(c w/P), computed below for all tokens of all nodes at once. The other programs
-have one row and P = 1, where cvxpy's own atoms give the same cones with one variable less.
+A block's program pays :math:`Σ q P f(g/(qP))` at every node. Here g is the probability of emitting
+a token at the node, over that of drafting the node, and the alive ratio P is a variable, too. So
+the term is the perspective of :math:`q f`, which is jointly convex. With g = s∘w and c = s/q, each
+token's term is q times P f(c w/P), computed below for all tokens of all nodes at once. The other
+programs have one row and P = 1, where cvxpy's own atoms give the same cones with one variable less.
 
 The forms follow from the generators in :mod:`cactus_theory.divergences`. The solvers accept a new
 divergence only with a form, which any imported file may register by :func:`perspective_of`.
@@ -40,7 +41,7 @@ LARGEST_DENOMINATOR = 64
 
 
 def cvxpy() -> Any:
-    """Return the cvxpy module, or raise an error that names its extra."""
+    """Return the cvxpy module, or raise an error that names the extra which installs it."""
     return check.optional_module("cvxpy", "solvers")
 
 
@@ -170,7 +171,7 @@ perspective_of = partial(entered_in, _FORMS)
 
 
 def perspective(terms: Terms, kind: FDivergence) -> Any:
-    """Return P f(c w/P) of every token (m,), convex; it may add to ``terms.constraints``."""
+    """Return P f(c w/P) of every token (m,), convex; some forms add to ``terms.constraints``."""
     if type(kind) not in _FORMS:
         raise ValueError(
             f"divergence: must have a form for cvxpy, entered with "

@@ -27,9 +27,10 @@ SHARP = 1e-7
 def lossless_price(q: np.ndarray, p: np.ndarray, kind: Divergence, free: bool = False) -> float:
     """Return dA/dδ at δ = 0 (h = q) for the best acceptance A; 0 if nothing can be gained.
 
-    If p > q > 0 for some token, the slope is infinite for every f that is flat at 1, and 1 over the
-    kink of f at 1 if there is one. With ``free``, mass on tokens with q = 0 costs f′(∞) − f′(1) per
-    unit. A divergence without a generator bounds h/q by c(δ), and has the slope c′(0) Σ_{p>q} q.
+    If p > q > 0 for some token, the slope is 1 over the kink of the generator f at 1, the jump of
+    f′ there, or infinite if f has no kink. With ``free``, mass on tokens with q = 0 costs
+    f′(∞) − f′(1) a unit. A divergence without a generator bounds h/q by c(δ), and has the slope
+    c′(0) Σ_{p>q} q.
     """
     raised = (p > q) & (q > 0)
     one, zero = torch.tensor([1.0, 0.0], dtype=torch.float64)
@@ -141,7 +142,7 @@ class RowProgram(Attempted[Answer]):
         return np.zeros(len(self.q), dtype=int) if self.position is None else self.position
 
     def _kept(self, row: Scaled) -> Any:
-        """Return Σ min(c, h) for cvxpy, which is h_n for one row and a cap c one-hot at n."""
+        """Return Σ min(c, h) for cvxpy; for one row and a c that is one-hot at n, this is h_n."""
         certain = np.flatnonzero(self.cap >= 1)
         if len(certain) and self.position is None:
             return row.s[certain] @ row.w[certain]

@@ -59,7 +59,7 @@ class Layout:
 
     @cached_property
     def children(self) -> np.ndarray:
-        """Return the entries (n,) that may be drafted; each leads to a different prefix."""
+        """Return the numbers (n,) of entries that may be drafted; each leads to another prefix."""
         return np.flatnonzero(self.weight * self.p > 0)
 
     @property

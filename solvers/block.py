@@ -6,10 +6,10 @@ r"""The block program: the best lossy verification of one drafted path, by any v
 over all prefixes u of fewer than K drafted tokens and all tokens x. p(ux) is the probability of
 drafting ux, t(ux) the probability of drafting and accepting ux, and g(u, x) the probability of
 emitting x after u. Every verifier of one path satisfies these constraints, whatever random numbers
-and rows it uses. Block verification towards h = g/t attains the largest t that the constraints
-allow (Sun et al. 2024, arXiv 2403.10444). So the value of the program is the optimum over all
-verifiers, and h attains it. Divergence is metered as D(h‖q) at every reached node; a bonus token
-costs nothing. Source: THEORY.md, Theorem 13.
+and rows it uses. Block verification with h = g/t in place of q attains the largest t that the
+constraints allow (Sun et al. 2024, arXiv 2403.10444). So the value of the program is the optimum
+over all verifiers, and h attains it. Divergence is metered as D(h‖q) at every reached node; a bonus
+token costs nothing. Source: THEORY.md, Theorem 13.
 """
 
 import math
@@ -71,16 +71,16 @@ def solve(
 
     Every answer is checked. The solver's rows are clipped, divided by their sums, and followed
     through the tree exactly, so ``tokens``, ``divergence`` and ``value`` are the exact results of
-    verifying towards ``target``. The value must be within 1e-6 of an upper bound that holds at any
-    multipliers (:mod:`solvers._dual_bounds`), and a budget is kept within 1e-7. Tokens with q = 0
-    are never emitted; prefixes with p = 0 have no variables.
+    verifying with ``target`` in place of q. The value must be within 1e-6 of an upper bound that
+    holds at any multipliers (:mod:`solvers._dual_bounds`), and a budget is kept within 1e-7. Tokens
+    with q = 0 are never emitted; prefixes with p = 0 have no variables.
 
     Parameters
     ----------
     tree : the rows by prefix; about a hundred rows take a second.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
     price : ν ≥ 0, tokens given up for a unit of divergence; ∞ is lossless.
-    per_token : budget κ ≥ 0 on the metered divergence per emitted token (linear in t as well).
+    per_token : budget κ ≥ 0 on the metered divergence per emitted token.
         Exactly one of ``price`` and ``per_token`` must be given.
 
     Raises
@@ -124,7 +124,7 @@ class Goal:
     amount: float
 
     def value(self, followed: Followed) -> float:
-        """Return the objective of rows from ``followed``, the result of verifying towards them."""
+        """Return the objective; ``followed`` is the exact result of verifying against some rows."""
         if self.form != PRICE:
             return followed.tokens
         # at a price of 0 even an infinite divergence costs nothing
@@ -137,7 +137,7 @@ class Goal:
         return followed.divergence - self.amount * followed.tokens
 
     def bound(self, tree: PathTree, alpha: np.ndarray, f: FDivergence, price: float) -> float:
-        """Return a proven upper bound on the objective, from multipliers of the price form.
+        """Return a proven upper bound on the objective, from multipliers α and a price ν.
 
         With the bound B at the price ν, a budget κ per token has tokens ≤ B/(1 − νκ).
         """
@@ -149,7 +149,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of a solver: h and α (nodes, V), the exact result of verifying towards h, proof."""
+    """An answer of a solver: h and α (nodes, V), the exact result of verifying against h, proof."""
 
     target: np.ndarray
     alpha: np.ndarray
@@ -183,9 +183,10 @@ class Program(TreeProgram[Answer]):
     def guess(self) -> np.ndarray:
         """Return a positive guess of h, the scale of the variables: the draft row, clipped.
 
-        The lower limit is q, the upper limit the most that a price can pay for: a unit of mass is
-        worth at most 1 + K, so ν f′(h/q) exceeds its value at h = q by no more. For a budget, or an
-        f that is not smooth, the guess is a heuristic: the geometric mean of q and max(p, q).
+        The lower limit is q. The upper limit is the most that is worthwhile at the price ν: a unit
+        of mass gains at most 1 + K tokens, so ν f′(h/q) exceeds its value at h = q by no more. For
+        a budget, or an f that is not smooth, the guess is a heuristic: the geometric mean of q and
+        max(p, q).
         """
         q, p = self.layout.q, self.layout.p
         if self.goal.form != PRICE or not self.f.smooth:
@@ -205,7 +206,7 @@ class Program(TreeProgram[Answer]):
         return cp.Problem(cp.Maximize(flow.tokens), [*limits, budget]), flow, (budget,)
 
     def answered(self, rows: np.ndarray, flow: Flow, more: tuple, labels: tuple) -> Answer:
-        """Return the answer, with α (nodes, V) and ν converted to the price form.
+        """Return the answer, with α (nodes, V) and ν converted to maximising tokens − ν·divergence.
 
         The right side of a budget is κ times the tokens. So with the budget's multiplier y a token
         counts 1 + yκ in the Lagrangian; α and y are divided by this number.

@@ -10,13 +10,13 @@ for two Markov models, whose rows depend only on the state s of the text, the la
 often a round begins in state s, and each state has the block program (:mod:`solvers.block`) of K
 drafted tokens, scaled by μ_s. Every verifier of a long text whose bonus tokens come from the target
 satisfies these constraints on average, even if it plans from round to round. Verifying each block
-towards h = g/t attains the optimum if all rounds lead into one closed set of states. So the value
-is a ceiling on tokens per target call at κ of metered divergence per emitted token. The proof is
-the dual: let π_s be any number for each state s, and ν ≥ 0 any price of divergence. Let B_s be the
-bound of the block program in which an emitted token earns 1 + νκ, a unit of divergence costs ν, and
-ending in s' earns π_{s'}. A round from s then earns at most B_s. In a long text rounds end in s as
-often as they begin there, so the numbers π cancel, and the tokens per target call are at most
-:math:`\max_s (B_s − π_s)`. Source: THEORY.md, Theorem 20.
+against h = g/t attains the optimum if all rounds lead into one closed set of states (a set that no
+round leaves). So the value is a ceiling on tokens per target call at κ of metered divergence per
+emitted token. The proof is the dual: let π_s be any number for each state s, and ν ≥ 0 any price of
+divergence. Let B_s be the bound of the block program in which an emitted token earns 1 + νκ, a unit
+of divergence costs ν, and ending in s' earns π_{s'}. A round from s then earns at most B_s. In a
+long text rounds end in s as often as they begin there, so the numbers π cancel, and the tokens per
+target call are at most :math:`\max_s (B_s − π_s)`. Source: THEORY.md, Theorem 20.
 """
 
 import math
@@ -72,7 +72,7 @@ def solve(
 
     Every answer is checked. The solver's rows are clipped, divided by their sums, and followed
     through every tree and the chain of states, so ``tokens`` and ``divergence`` are the exact
-    results of verifying towards ``target``. ``tokens`` must be within 1e-6 of a proven bound, and
+    results of verifying against ``target``. ``tokens`` must be within 1e-6 of a proven bound, and
     the budget is kept within 1e-7. If the states have several closed sets, the value is that of the
     best set.
 
@@ -81,7 +81,7 @@ def solve(
     target_probs, draft_probs : (V, V), one row for each last token.
     num_draft_tokens : K ≥ 1.
     divergence : an f-divergence: spec string (``kl``, ``alpha:a=0.5``, …) or a Divergence.
-    per_token : budget κ ≥ 0, in the divergence's unit; 0 is lossless, ∞ free.
+    per_token : budget κ ≥ 0, in the divergence's unit; 0 is lossless, ∞ is no budget.
 
     Raises
     ------
@@ -154,7 +154,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Program(TreeProgram[Answer]):
-    """The decode program of S trees; ``states`` (S, nodes + V^K) has the state at each prefix."""
+    """The decode program of S trees; ``states`` (S, nodes + V^K) has each prefix's last token."""
 
     trees: Sequence[PathTree]
     states: np.ndarray
@@ -249,7 +249,7 @@ class Program(TreeProgram[Answer]):
         return by_token @ emitted + (bonus - by_token[:, children].toarray()) @ accepted
 
     def _ends(self, states: np.ndarray, rows: np.ndarray, followed: Followed) -> np.ndarray:
-        """Return the exact probability (S,) that a round towards ``rows`` ends in each state."""
+        """Return the exact probability (S,) that a round ends in each state, with ``rows`` as h."""
         nodes = len(rows)
         emitted = followed.reached[:nodes, None] * rows
         # breadth first, the prefixes after the root are the children of node 0, of node 1, …

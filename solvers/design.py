@@ -189,7 +189,7 @@ class Design:
 
 @dataclass
 class Attempt:
-    """An attempt of one solver at a design: the cleaned row, if there is one, and its bound."""
+    """An attempt of one solver at a design: the row inside its limits, if any, and its bound."""
 
     q: np.ndarray  # (m,), on the tokens with q > 0, like p
     p: np.ndarray
@@ -294,7 +294,7 @@ class Program(Attempted[Attempt]):
         return unproven(answer.status, answer.value, answer.bound)
 
     def rescaled(self, answer: Attempt | None, scale: np.ndarray) -> np.ndarray:
-        """Return the next scale: the attempt's row, or if there is none, half way to the target."""
+        """Return the next scale: the attempt's row; without one, the geometric mean with q."""
         q = self.q[self.q > 0]
         guess = np.sqrt(scale * q) if answer is None or answer.h is None else answer.h
         return np.maximum(guess, SMALLEST_SCALE * q)
@@ -317,7 +317,7 @@ class Program(Attempted[Attempt]):
 
 
 def _cleaned(raw: np.ndarray, q: np.ndarray, constraints: dict[str, Constraint]) -> np.ndarray:
-    """Return the row ``raw`` moved inside its limits, with sum 1 if POLISHING rounds suffice."""
+    """Return the row ``raw`` moved inside its limits, with sum 1 if a few rescalings suffice."""
     box = Lagrangian.of(q, q)  # only its ``low`` and ``high`` are used here
     for constraint in constraints.values():
         if isinstance(constraint, LimitConstraint):

@@ -60,8 +60,8 @@ def solve(
         the dtype's tolerance and are divided by their float64 sum.
     divergence : spec string (``kl``, ``renyi:a=2``, …) or a Divergence.
     delta : budget ≥ 0 (nats for KL), possibly infinite.
-    support : ``target`` keeps h = 0 where q = 0; ``free`` allows mass there at the price f′(∞),
-        split in proportion to p.
+    support : ``target`` keeps h = 0 where q = 0; ``free`` allows mass there, which costs f′(∞)
+        per unit (f is the generator) and is split in proportion to p.
 
     Raises
     ------

@@ -5,9 +5,10 @@ breadth-first order: the empty prefix is row 0, and the prefix of row u with tok
 :math:`uV + x + 1`. Prefixes of all K tokens follow in the same order. They have no row here, as the
 bonus token is always drawn from the target.
 
-:func:`follow` computes the result of verifying towards a row h at every node. With P = 1 at the
-root, :math:`P(ux) = \min\{1, P(u) h(x)/p(x)\}` is the largest probability with which any verifier
-of one path can accept the prefix ux if it is drafted (Sun et al. 2024, arXiv 2403.10444).
+:func:`follow` computes the result of verifying against a row h (in place of q) at every node. With
+P = 1 at the root, :math:`P(ux) = \min\{1, P(u) h(x)/p(x)\}` is the largest probability with which
+any verifier of one path can accept the prefix ux if it is drafted (Sun et al. 2024, arXiv
+2403.10444).
 """
 
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ class PathTree:
 
 @dataclass(frozen=True)
 class Followed:
-    """The exact result of verifying blocks towards a row h at every node.
+    """The exact result of block verification against a row h at every node.
 
     ``alive`` (nodes + V^K,) is P, the probability that a prefix is accepted if it is drafted; 0 for
     prefixes that cannot be drafted.
@@ -121,7 +122,7 @@ class Followed:
 
 
 def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
-    """Compute the exact result of verifying towards the rows ``target`` (nodes, V)."""
+    """Compute the exact result of verifying blocks against the rows ``target`` (nodes, V)."""
     levels = [np.ones(1)]  # P of the prefixes of 0, 1, … tokens
     for level in tree.levels:
         mass, drafted = levels[-1][:, None] * target[level], tree.draft[level]
@@ -140,10 +141,10 @@ def follow(tree: PathTree, target: np.ndarray, kind: FDivergence) -> Followed:
 def state_tree(
     target: np.ndarray, draft: np.ndarray, depth: int, state: int
 ) -> tuple[PathTree, np.ndarray]:
-    """Return the tree of a Markov pair after the token ``state``, and each prefix's last token.
+    """Return the tree of two Markov models after the token ``state``, and each prefix's last token.
 
-    ``target`` and ``draft`` (V, V) are the rows after each token. The last tokens (nodes + V^K,)
-    are in the tree's order, with the prefixes of all ``depth`` tokens at the end.
+    ``target`` and ``draft`` (V, V) are the models' rows after each token. The last tokens
+    (nodes + V^K,) are in the tree's order, with the prefixes of all ``depth`` tokens at the end.
     """
     count_prefixes(len(target), depth)
     last_tokens = [np.array([state])]
@@ -154,7 +155,7 @@ def state_tree(
 
 
 def count_prefixes(vocabulary: int, depth: int) -> int:
-    """Return 1 + V + … + V^(K−1), the number of nodes; ValueError above the limit."""
+    """Return 1 + V + … + V^(K−1), the number of nodes; ValueError above 5,000."""
     # every level has a prefix at least, so more levels than the limit need not be added up
     total = sum(vocabulary**level for level in range(min(depth, MOST_PREFIXES + 1)))
     if total > MOST_PREFIXES:

@@ -1,4 +1,4 @@
-r"""The Cactus program: given one drafted token, raise it as far as the budget allows.
+r"""The Cactus program: the largest probability that the budget allows for one drafted token n.
 
 .. math:: γ = \max_h h_n \;\text{ s.t. }\; h \in Δ,\; D(h\|q) \le δ
 
@@ -38,12 +38,13 @@ class PerProposalProgram:
 
 
 def raised_ceiling(q: np.ndarray, kind: Divergence, delta: float) -> np.ndarray:
-    r"""Return, for each token, an upper bound on h_i over all rows within the budget.
+    r"""Return for each token n an upper bound on h_n over all rows h within the budget.
 
     The largest h_n is reached when all other tokens keep their proportions (by symmetry and
-    convexity), so γ solves :math:`q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ`. The left side rises
-    in γ, so the bracket [q, 1] is halved in log γ, for all tokens (V,) at once. The upper end is
-    returned, which keeps the bound valid. The bounds are only used to scale variables.
+    convexity), so γ solves :math:`q_n f(γ/q_n) + (1-q_n) f((1-γ)/(1-q_n)) = δ_f`, with the
+    generator f and its sum δ_f at the budget. The left side rises in γ, so the bracket [q, 1] is
+    halved in log γ, for all tokens (V,) at once. The upper end is returned, which keeps the bound
+    valid. The bounds are only used to scale variables.
     """
     if math.isinf(delta):
         return np.ones_like(q)

@@ -1,4 +1,4 @@
-"""Check arguments: numbers, names, texts. Errors have the argument, the rule and the value given.
+"""Check arguments: numbers, names, texts. Errors name the argument, its rule and the value given.
 
 Rows and tensors are checked in :mod:`cactus_theory.base.tensors`: nothing here imports torch.
 """
@@ -77,7 +77,7 @@ def as_whole_number(name: str, value: Any, low: int | None = None) -> int:
 
 
 def threads(value: Any) -> int:
-    """Return ``value`` as a number of threads, 1 to 1024; with millions OpenMP ends the process."""
+    """Return ``value`` as a number of threads, 1 to 1024; OpenMP fails with millions."""
     number("threads", value, 1, 1024)
     return as_whole_number("threads", value)
 

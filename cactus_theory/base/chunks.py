@@ -16,7 +16,7 @@ from cactus_theory.base.tensors import AT_ONCE, from_numpy, normalised
 
 
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-    """Split batches (..., V): yield slices, and their rows in float64, divided by their sums.
+    """Split batches (..., V): yield slices of rows, and the rows in float64, divided by their sums.
 
     All batches have one shape, and rows are numbered in the order of this shape. A batch without
     rows is one part. All rows on a GPU are one part, too, as its allocator keeps freed memory.
@@ -30,7 +30,7 @@ def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
 
 
 def parts_of(rows: Tensor) -> Iterator[slice]:
-    """Yield slices of rows (R, V): at most AT_ONCE entries each, or one row; none without rows."""
+    """Yield slices of rows (R, V), each of at most AT_ONCE entries (2^16) or of one row."""
     count, vocab = rows.shape
     step = max(1, AT_ONCE // vocab)
     for start in range(0, count, step):
@@ -54,14 +54,14 @@ def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -
 
 
 def _empty(count: int, like: Tensor) -> Tensor:
-    """Return memory for ``count`` rows: on a CPU numpy's, in huge pages where there are any."""
+    """Return an empty tensor for ``count`` results like ``like``; on a CPU in huge pages if any."""
     if like.device.type != "cpu" or like.dtype != torch.float64:
         return like.new_empty(count, *like.shape[1:])
     return from_numpy(np.empty((count, *like.shape[1:])))
 
 
 def _some(rows: Tensor, at: slice) -> Tensor:
-    """Return the rows of a slice. Rows that are repeated or lie apart are copied, but no others."""
+    """Return the rows (R, V) of a slice; rows that torch cannot view as (N, V) are copied."""
     try:
         return rows.view(-1, rows.shape[-1])[at]
     except RuntimeError:

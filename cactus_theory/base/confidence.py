@@ -27,12 +27,13 @@ def log_mean(logs: Float[np.ndarray, "*some M"]) -> Any:
 class LowerMean:
     r"""A lower bound on the mean of the numbers of a growing log, valid at all times at once.
 
-    More exactly, on the mean of each number's mean given the numbers before it. Numbers x must be
-    at least −``below``. Each x is predicted by the mean x̂ of the numbers before it, cut off at
-    ``most``. In units of ``below + most`` x − x̂ ≥ −1, so that for 0 ≤ λ < 1 the
-    product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a supermartingale, with μ the
-    mean of x given the numbers before it (Fan, Grama & Liu 2015; Howard et al. 2021). So is the
-    average of these products over RATES, and Ville's inequality turns it into the bound.
+    More exactly, the bound is on the average of the conditional means of each number, given the
+    numbers before it. Numbers x must be at least −``below``. Each x is predicted by the mean x̂ of
+    the numbers before it, cut off at ``most``. In units of ``below + most`` x − x̂ ≥ −1, so that
+    for 0 ≤ λ < 1 the product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a
+    supermartingale, with μ the mean of x given the numbers before it (Fan, Grama & Liu 2015; Howard
+    et al. 2021). The average of these products over several λ (``RATES``) is a supermartingale,
+    too, and Ville's inequality turns it into the bound.
 
     Attributes
     ----------

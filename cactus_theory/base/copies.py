@@ -94,7 +94,7 @@ def called(policy: Any) -> str:
 
 
 def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Tensor:
-    """Check that ``rows``, which a rule gave, have positive and finite sums; return the rows.
+    """Check that ``rows``, which a rule returned, have positive and finite sums; return the rows.
 
     Raises ValueError, with the rule's ``name``, if a row for which ``judged`` is true has another
     sum. Rows on CUDA are not checked.

@@ -23,7 +23,7 @@ class Prompt:
     """A prompt as it was written: a text, or the messages of a chat, whose last one is ``text``.
 
     ``later`` are further turns of a user, ``columns`` the other keys of the prompt's line, and
-    ``place`` says in error messages where the prompt stands.
+    ``place`` says in error messages where the prompt is written.
     """
 
     text: str
@@ -41,12 +41,12 @@ class Prompt:
 def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
     """Return the prompts of a file, one a line; ``flag`` names the file in messages.
 
-    If the first line begins with ``{``, each line holds a JSON object with one of KEYS: a text
+    If the first line begins with ``{``, each line holds a JSON object with one prompt: a text
     under ``prompt``, ``question`` or ``text``; texts of a user under ``turns``, of which the first
-    is the prompt; a chat under ``messages``, with ROLES, whose contents are texts. Other keys of
-    the object are columns; keys with null are ignored. In any other file every line that is not
-    blank is a prompt. A line ends with a line feed, which a carriage return may precede. A byte
-    order mark at the start is ignored.
+    is the prompt; a chat under ``messages``, with the roles system, user and assistant and with
+    texts as contents. Other keys of the object are columns; keys with null are ignored. In any
+    other file every line that is not blank is a prompt. A line ends with a line feed, which a
+    carriage return may precede. A byte order mark at the start is ignored.
     OSError for a file that cannot be read; ValueError, with the line's number, for other lines.
     """
     path = Path(path)

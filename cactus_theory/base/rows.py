@@ -111,10 +111,10 @@ def scaled(
 ) -> Float[Tensor, "*rows vocab"]:
     """Return scores / temperature for a softmax, up to a constant for each row.
 
-    At temperatures outside the range ``ORDINARY``, the row's largest score is first subtracted, and
-    the division is in float64. This is exact for every positive temperature that a float holds. As
-    the temperature falls, the softmax becomes the row of greedy decoding, which tied tokens share;
-    as the temperature rises, the row becomes uniform over the scores above −∞.
+    At very low and very high temperatures (outside ``ORDINARY``), the row's largest score is first
+    subtracted, and the division is in float64. This is exact for every positive temperature that a
+    float holds. As the temperature falls, the softmax becomes the row of greedy decoding, which
+    tied tokens share; as the temperature rises, the row becomes uniform over the scores above −∞.
     """
     if ORDINARY[0] <= temperature <= ORDINARY[1]:
         return torch.div(scores, temperature, out=out)
@@ -141,9 +141,9 @@ def greedy(
 def softmax_in_order(
     scores: Float[Tensor, "*rows vocab"], out: Tensor | None = None
 ) -> Float[Tensor, "*rows vocab"]:
-    """Return softmax(scores) whose first largest entry is the scores' first largest entry.
+    """Return softmax(scores), whose first largest entry is that of the first largest score.
 
-    Rounding may tie the largest entry with earlier entries; these are lowered by an ulp.
+    Rounding may tie the largest entry with earlier entries; the earlier ones are lowered by an ulp.
     """
     best = scores.argmax(-1, keepdim=True)
     rows = torch.softmax(scores, -1, out=out)

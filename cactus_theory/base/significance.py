@@ -19,7 +19,8 @@ def mcnemar(better: int, worse: int) -> float:
     """Return McNemar's exact two-sided p-value, from items that only one of two methods gets right.
 
     ``better`` and ``worse`` count the items that only the first or only the second method gets
-    right. If neither method is better, each such item is the first's with probability one half.
+    right. If neither method is better, only the first gets such an item right with probability one
+    half.
     """
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
@@ -39,9 +40,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def items_needed(difference: float, error: float, count: int) -> int | None:
-    """Return how many items a run needs to find a difference significant in four of five cases.
-
-    The test is at 95 %: a run of so many items finds the difference with probability 80 %.
+    """Return how many items a run needs to find a difference with probability 80 %, tested at 95 %.
 
     None if the difference is 0 or unknown.
 

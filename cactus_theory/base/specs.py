@@ -162,7 +162,7 @@ def _origin(value: Any) -> tuple[str, str]:
 
 
 def _named(value: Any, module: ModuleType, path: Path, name: str) -> Any:
-    """Set the spec of an object that was read from a file to ``FILE.py:NAME``."""
+    """Set the spec of an object read from a file to ``FILE.py:NAME``; return the object."""
     kind = _kind_of(value)
     if "registered_as" in vars(kind):
         return value
@@ -206,7 +206,7 @@ def blamed(error: BaseException) -> str | None:
     """Return, as text with function and line, an error that code of a user's ``FILE.py`` raised.
 
     The function is the outermost one of the file, the line the innermost. Return None if no code
-    of such a file ran, and for a knob value that the code's ``__post_init__`` rejects.
+    of such a file ran, or if the code's ``__post_init__`` rejected a knob value.
     """
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SystemExit):
@@ -231,7 +231,7 @@ def _blame(path: Path, error: BaseException) -> str:
 
 
 def files_of(spec: str) -> list[Path]:
-    """Return the files that a spec names: that of its rule, and those of its knobs' values."""
+    """Return the files that a spec names, as the rule or as values of knobs."""
     files = [file_of(spec), *map(_file_of_knob, _parts(spec)[1])]
     return [file for file in files if file is not None]
 
@@ -243,7 +243,7 @@ def label(spec: str) -> tuple[str, str]:
 
 
 def _parts(spec: str) -> tuple[str, list[str]]:
-    """Return name and knobs of a spec; of a name ``FILE.py:NAME`` without the file's folder."""
+    """Return name and knobs of a spec; a name ``FILE.py:NAME`` loses the file's folder."""
     file = file_of(spec)
     start = "" if file is None else f"{file.name}:"
     name, _, knobs = spec[spec.find(start) + len(start) :].partition(":")

@@ -89,7 +89,7 @@ def fitted(
     """Return the table without the last columns that would make it wider than ``width``.
 
     The first ``needed`` columns always stay, even if the table is then wider than ``width``. So a
-    caller keeps the columns that its reader must see, such as those with nats.
+    caller can keep columns that a reader must see, such as nats.
     """
     for count in range(len(heads), needed, -1):
         table = text_table(heads[:count], [row[:count] for row in rows], title)
@@ -140,7 +140,7 @@ def print_rows(columns: Columns) -> None:
 
 
 def save_csv(path: str, columns: Columns, notes: dict[str, Any]) -> None:
-    """Write one line per row under ``# key: value`` lines: the whole file or nothing."""
+    """Write a CSV with a line for each row under ``# key: value`` notes: all of it or nothing."""
     arrays = _flat(columns)
     heads = ["row", *(name.replace(" ", "_") for name in arrays)]
     lines = enumerate(zip(*(column.tolist() for column in arrays.values()), strict=True))

@@ -75,7 +75,7 @@ def _first(mask: Tensor) -> tuple[int, ...]:
 
 
 def place(at: Sequence[int], shape: Sequence[int]) -> str:
-    """Return the name of a row in a batch of a shape (...), such as ``row 1 of 6 (from 0)``."""
+    """Return the name of a row of a batch for messages, such as ``row 1 of 6 (from 0)``."""
     if not shape:
         return "the row"
     return f"row {', '.join(map(str, at))} of {' x '.join(map(str, shape))} (from 0)"
@@ -199,7 +199,7 @@ def probability_rows(
 
 
 def like(value: Tensor, original: ArrayLike) -> Any:
-    """Return float64 ``value`` in the kind and dtype of ``original`` rows."""
+    """Return the float64 tensor ``value`` as a tensor or array with the dtype of ``original``."""
     if isinstance(original, Tensor):
         return value.to(original.dtype)
     array = value.numpy()
@@ -207,7 +207,7 @@ def like(value: Tensor, original: ArrayLike) -> Any:
 
 
 def scalar_like(value: Tensor, original: ArrayLike) -> Any:
-    """Return per-row ``value`` as a tensor or array like ``original``, keeping its dtype."""
+    """Return ``value`` in its dtype, as an array unless ``original`` is a tensor."""
     return value if isinstance(original, Tensor) else value.numpy()
 
 

@@ -1,7 +1,7 @@
 """How commands show progress and end on a terminal.
 
-A line of progress now and then; one line for an error or Ctrl-C; silence if nobody reads the
-output.
+They print a line of progress now and then, one line for an error or Ctrl-C, and nothing more once
+their output is closed.
 """
 
 from __future__ import annotations
@@ -155,5 +155,5 @@ class Progress:
         self.of(done, total)
 
     def texts(self, done: int, texts: int) -> None:
-        """Record how many steps, in how many texts, are finished; at most ``total`` are shown."""
+        """Record that ``done`` steps (``total`` at most are shown) of ``texts`` texts are done."""
         self.update(min(done, self.total), f"{texts} texts")

@@ -14,7 +14,7 @@ LONGEST = 1e6
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describe the command line; needs no optional package."""
+    """Declare the flags; needs no optional package."""
     parser.add_argument(
         "rule",
         metavar="FILE.py:NAME",

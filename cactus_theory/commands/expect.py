@@ -1,8 +1,8 @@
 """``cactus-theory expect``: the acceptance to expect at each position, and what an engine counted.
 
 The comparison holds for an engine that decodes the same prompts to the same length, with the same
-temperature and cuts, the same K and way of drafting. Counts cannot show whether this is so.
-Exit code 3: too few texts or rounds to compare.
+temperature and cuts, number K of drafted tokens and way of drafting. Counts cannot show whether
+this is so. Exit code 3: too few texts or rounds to compare.
 """
 
 import sys
@@ -65,7 +65,7 @@ Line = dict[str, Any]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describe the command line; needs no optional package."""
+    """Declare the flags; needs no optional package."""
     add = parser.add_argument
     add_policy(parser)
     add_models(parser)

@@ -107,7 +107,7 @@ def add_regret(parser: argparse.ArgumentParser, text: str, **options: Any) -> No
 
 
 def add_undrafted(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--undrafted``: who draws bonus tokens, and tokens of rounds without a draft."""
+    """Declare ``--undrafted``: the row from which tokens that were not drafted are drawn."""
     text = "who draws bonus and plain tokens; the target does so at no cost (%(default)s)"
     choices = names.UNDRAFTED
     parser.add_argument("--undrafted", choices=choices, default=choices[0], help=text)

@@ -1,4 +1,4 @@
-"""Read the rows, traces and cuts that the flags of a command name."""
+"""Read the rows, traces and truncation (top-k, top-p) that the flags of a command name."""
 
 import argparse
 from dataclasses import fields
@@ -33,7 +33,7 @@ def given_cuts(args: argparse.Namespace) -> Cuts | None:
 
 
 def check_cuts(args: argparse.Namespace, header: Header) -> None:
-    """Raise ValueError if the flags name other cuts than the trace's rows have."""
+    """Raise ValueError if the flags name another truncation than that of the trace's rows."""
     asked, logged = given_cuts(args), header.cuts
     if None not in (asked, logged) and asked != logged:
         raise ValueError(f"--top-k, --top-p: must be those of the trace, {logged}; got {asked}")

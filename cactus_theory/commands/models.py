@@ -39,7 +39,8 @@ def choose_threads(count: int | None, target: Any = None) -> str:
 def has_models(args: argparse.Namespace) -> bool:
     """Return whether the flags name target, draft and prompts.
 
-    Raises ValueError if only some of the three are named, or flags of OF_LOADING without them.
+    Raises ValueError if only some of the three are named, or if flags for loading
+    models are given without them.
     """
     models = [name for name in OF_MODELS if getattr(args, name) is not None]
     missing = [name for name in OF_MODELS if name not in models]
@@ -53,7 +54,7 @@ def has_models(args: argparse.Namespace) -> bool:
 
 
 def decoding(args: argparse.Namespace) -> str:
-    """Return the ``generate`` command that decodes with the file of ``tune`` and these models."""
+    """Return the ``generate`` command for these models and the file that ``tune`` writes."""
     given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
     given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
     words = ["cactus-theory", "generate"]

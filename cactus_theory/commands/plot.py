@@ -56,15 +56,15 @@ LOSSLESS: Point = 0.0, 1.0, 0.0
 
 
 def save_comparison(path: str, found: Any, frontier: Any, width: str) -> None:
-    """Plot speed against nats for each policy of a comparison, with the pooled optimum.
+    """Plot speed against nats for each policy of a comparison, with the optimum over all rows.
 
     Parameters
     ----------
     path : file to write; the suffix gives the format.
     found : a :class:`cactus_theory.tuning.compare.Comparison`.
-    frontier : the pooled frontier of the rows; None for a trace, as there is no frontier of tokens
-        per target call.
-    width : name of a width, a key of WIDTHS.
+    frontier : the result of :func:`cactus_theory.pooled_frontier` on the rows; None for a trace, as
+        there is no frontier of tokens per target call.
+    width : ``page`` or ``column``.
     """
     import matplotlib
     import numpy as np

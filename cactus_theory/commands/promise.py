@@ -105,7 +105,10 @@ def _table(events: list[EventBounds], title: str) -> str:
 
 
 def _equal(place: str | None, bounds: EventBounds) -> str:
-    """Return a sentence: which temperature is as many nats per token from q, by a trace's rows."""
+    """Return a sentence on the temperature that is as far from q, in nats a token, as the cap.
+
+    ``place`` is the folder of a trace, on whose rows the temperature is computed; None without one.
+    """
     if place is None:
         return NO_ROWS
     if bounds.tokens is None:

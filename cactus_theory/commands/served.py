@@ -226,7 +226,7 @@ def _show(record: dict[str, Any], log: Log) -> None:
 
 
 def _table(record: dict[str, Any], evidence: Evidence) -> None:
-    """Print the alternatives with most evidence, then those that need more tokens to be seen."""
+    """Print the alternatives with most evidence, then those that more tokens would show."""
     differing = [line for line in record["alternatives"] if line["nats_per_token"] > 0]
     cells = []
     for line in differing[:SHOWN]:
@@ -264,7 +264,7 @@ def _big(log: float) -> str:
 
 
 def _draw(path: str, evidence: Evidence) -> None:
-    """Plot the evidence, and that of the three leading alternatives, against the tokens read."""
+    """Plot the evidence, and that of the three alternatives with most, against the tokens read."""
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""``cactus-theory trace``: log all rows of a pair along texts of the target's own law.
+"""``cactus-theory trace``: log all rows of a pair along texts drawn from the target.
 
 Prompts are taken in a random order from --seed. The folder of --out is written text by text: if a
 run was killed, the same command goes on from there, also with fewer --cycles.

@@ -56,7 +56,7 @@ FLOOR_TEXTS, FLOOR_TOKENS = 8, 32
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describe the command line; needs no optional package."""
+    """Declare the flags; needs no optional package."""
     add = parser.add_argument
     add_models(parser)
     add("--prompts", metavar="FILE", help=f"your traffic: {PROMPTS}")
@@ -167,7 +167,7 @@ def digest(*told: Any) -> str:
 def logged(
     pair: Pair, prompts: Prompts, setting: Setting, folder: Path, cycles: int | None
 ) -> Trace:
-    """Log or resume the trace of a setting; if ``cycles`` is None, V decides how many rounds."""
+    """Log or resume the trace of a setting; without ``cycles``, a larger V gives fewer rounds."""
     few = LOGGED_ENTRIES // pair.target.config.vocab_size
     return log_shown(
         pair, prompts.ids, folder, cycles or min(CYCLES, max(few, LEAST_CYCLES)), **vars(setting),
@@ -202,7 +202,7 @@ def timed(pair: Pair, prompts: Prompts, repeats: int, settings: Sequence[Kind]) 
 
 
 def _noise_floor(target: Any, prompts: Prompts, setting: Setting, tuned: Tuned) -> dict[str, Any]:
-    """Measure the noise floor for the file; print a warning if the budget is below it.
+    """Return the noise floor, for the result's file; print a warning if the budget is below it.
 
     The noise floor is the divergence that rounding alone causes between the rows of a target call
     over K + 1 tokens and of calls over single tokens.

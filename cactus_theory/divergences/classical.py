@@ -227,8 +227,9 @@ FAR = -0.5
 class Alpha(Power):
     """The alpha divergence, f = (t^a − at + a − 1)/(a(a−1)), a ∉ {0, 1}.
 
-    Limits: a → 1 is kl, a → 0 is reverse_kl. a = 2 is ½ Pearson, ½ is 2 Hellinger,
-    −1 is ½ Neyman. Orders below −16 or above 16 overflow on ordinary rows: ValueError.
+    Limits: a → 1 is kl, a → 0 is reverse_kl. a = 2 gives ½ pearson_chi2, a = ½ gives
+    2 squared_hellinger, a = −1 gives ½ neyman_chi2. Orders below −16 or above 16 overflow on
+    ordinary rows and raise ValueError.
     """
 
     a: float

@@ -31,7 +31,7 @@ class Divergence:
     Attributes
     ----------
     name : the name in specs; ``spec`` adds the knobs.
-    example : knobs of the member that stands for the family in audits and tables.
+    example : the knob values with which audits and tables use this divergence.
     generator : the f-divergence that a budget translates to; None where the budget bounds
         h/q pointwise, by ``ceiling``.
     concave_frontier : whether the best acceptance is concave in the budget.
@@ -75,7 +75,7 @@ class Divergence:
         return delta
 
     def from_generator(self, value: Tensor) -> Tensor:
-        """Return the divergence of rows from the generator's ``value`` on them."""
+        """Return the divergence of rows whose divergence by ``generator`` is ``value``."""
         return value
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ def list_divergences() -> tuple[str, ...]:
 
 
 def examples() -> tuple[str, ...]:
-    """Return one spec of each family, for tables and audits."""
+    """Return the spec of each registered divergence at its ``example``, for tables and audits."""
     return tuple(kind(**kind.example).spec for kind in DIVERGENCES.known.values())
 
 
@@ -292,7 +292,7 @@ def read_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
 
 
 def known_divergence(spec: Any, **knobs: Any) -> Divergence:
-    """Return the divergence of a name that stands in data or a request; no file is read."""
+    """Return the divergence of a spec from data or a request, without reading any file."""
     if isinstance(spec, Divergence):
         return spec
     if not isinstance(spec, str):

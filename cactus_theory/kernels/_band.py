@@ -1,6 +1,6 @@
 # Triton's annotations do not describe what its functions return
 # pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
-r"""Solve bands at a KL price, many rows at once, without reading anything on the host.
+r"""Solve bands at a KL price, many rows at once; the host reads no value from the device.
 
 At a price λ the edges are a = c b with c = e^{−1/λ}, and b is the root of the rising function
 
@@ -10,9 +10,9 @@ in [1, 1/c]. Algorithm: Newton steps inside a bracket that always holds the root
 between its kinks p_i/q_i and p_i/(c q_i), so that a step is exact once no kink lies between the
 point and the root: 2 to 4 steps on most rows. If a step leaves the bracket, the next point is the
 bracket's end on that side, where the root of an almost one-hot row is, or the geometric middle if
-that end was evaluated before. A row stops at a relative step below SETTLED or an |E| up to NOISE.
-Every step is one launch, and rows that have stopped are not read. Parameters are the groups of
-``buffers.py``; ``_rows.py`` describes the values.
+that end was evaluated before. A row stops at a relative step below SETTLED, or where |E| is within
+its rounding error NOISE. Every step is one launch, and rows that have stopped are not read.
+Parameters are the groups of ``buffers.py``; ``_rows.py`` describes the values.
 """
 
 import triton
@@ -85,10 +85,10 @@ def band_step(
     requests, target, draft, softmax, decision, band, stepped, knob, form: tl.constexpr,
     FIRST: tl.constexpr, REFUSED: tl.constexpr,
 ):  # fmt: skip
-    """Take one Newton step on every row with the flag READ; write E and E′ of one part after it.
+    """Take one Newton step on every unsolved row (flag READ); write one part of the new E and E′.
 
-    Grid: (B K, C), or with REFUSED (B, C): only the row of each request's rejected token. Reads
-    ``band`` and writes ``stepped``. With FIRST no step is taken before E and E′ are written.
+    Grid: (B K, C). With REFUSED the grid is (B, C), for the row of each request's rejected token
+    alone. Reads ``band`` and writes ``stepped``. With FIRST E and E′ are written without a step.
     """
     take_turn(form)
     row, part = tl.program_id(0), tl.program_id(1)

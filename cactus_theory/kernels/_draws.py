@@ -105,7 +105,7 @@ def leftover(requests, target, draft, softmax, decision, band, sums, knob, form:
 
 @triton.jit
 def masses_of(b, inverse, sums, form: tl.constexpr):
-    """Return the masses of a row's parts, float64, in units of the mass of the largest logit.
+    """Return the masses Σ e^((l − M)/T) of a row's parts, float64; M is the row's largest logit.
 
     If a mass is NaN, or none is positive, the row is no distribution.
     """
@@ -122,7 +122,7 @@ def masses_of(b, inverse, sums, form: tl.constexpr):
 def first_beyond(mass, share):
     """Return the index of the first positive mass at which the running sum exceeds share × total.
 
-    Also returns how far into this mass share × total lies, as a share of the mass.
+    Also returns how far into this mass share × total lies, as a fraction of the mass.
     """
     index = tl.arange(0, mass.shape[0])
     running = tl.cumsum(mass, 0)
@@ -152,8 +152,8 @@ def likeliest_of(b, sums, form: tl.constexpr):
 def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
     """Return the token that the coin draws within part ``found``, whose tokens have ``weight``.
 
-    ``share`` is how far into the part the coin falls. For a greedy request the token is the
-    likeliest token. The result is −1 if the row is no distribution.
+    ``share`` is how far into the part the coin falls, as a fraction of its mass. A greedy request
+    gets the likeliest token. The result is −1 if ``total``, the row's mass, is 0, ∞ or NaN.
     """
     inside, _ = first_beyond(weight.to(tl.float64), share)
     token = found * form.part + inside
@@ -166,7 +166,7 @@ def token_at(weight, found, share, total, b, greedy, sums, form: tl.constexpr):
 def finish(
     requests, target, draft, softmax, decision, band, sums, emitted, knob, form: tl.constexpr
 ):
-    """Draw the last token; write the accepted tokens, the last token, and then −1. Grid: (B,)."""
+    """Draw the recovered or bonus token; write the emitted tokens, and then −1. Grid: (B,)."""
     take_turn(form)
     b = tl.program_id(0)
     count = tl.load(decision.accepted + b)

@@ -80,8 +80,9 @@ class Step:
     def _solve(self, decide: bool) -> BandBuffers:
         """Solve bands by Newton steps; return the buffers with the state after the last step.
 
-        With ``decide`` (a chain) E is first computed for all marked rows, which decides the OPEN
-        tokens; from then on only the rows of rejected tokens are solved.
+        With ``decide`` (a chain) the first step computes E (``_band.py``) of all rows to read. Its
+        sign decides the tokens that q_n and p_n leave OPEN. Later steps solve only the rows of
+        rejected tokens.
         """
         band, stepped = self.work.bands
         for step in range(self.steps):

@@ -105,7 +105,7 @@ def store_sums(logit, part, at, inverse, sums, vocab, form: tl.constexpr):
 
 @triton.jit
 def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
-    """Write max l and Σ exp((l − max l)/T) of one part of one drafted token's row.
+    """Write max l and Σ exp((l − max l)/T) of one part of a target or draft row.
 
     Grid: (B times the rows of a request, C); a request's target rows come before its draft rows.
     """
@@ -133,9 +133,10 @@ def sum_rows(requests, target, draft, softmax, form: tl.constexpr):
 
 @triton.jit
 def row_sums(row, on, inverse, softmax, form: tl.constexpr):
-    """Return M and S, float64 (n,), of the rows with index ``row`` in ``softmax``, where ``on``.
+    """Return M and S, float64 (n,), of the rows with index ``row`` (n,) in ``softmax``.
 
-    S is NaN if a row is no distribution. Also writes M and 1/S, float32.
+    Rows where ``on`` is false are not read. S is NaN if a row is no distribution. Also writes M and
+    1/S, float32.
     """
     part = tl.arange(0, form.most_parts)[None, :]
     at = row.to(tl.int64)[:, None] * form.parts + part
@@ -165,7 +166,7 @@ def likeliest(row, on, peak, softmax, form: tl.constexpr):
 
 @triton.jit
 def drafted_chances(b, length, requests, target, draft, softmax, form: tl.constexpr):
-    """Return q_n and p_n of a request's drafted tokens, float64, and whether it is greedy.
+    """Return q_n and p_n of a request's drafted tokens, float64, and whether T = 0.
 
     q_n and p_n have shape (``form.places``,), and are NaN if a row is no distribution: every policy
     rejects such a token. Also writes M and 1/S of the rows.

@@ -41,8 +41,8 @@ def two_points(x, q_n):
 def exact_ceiling(q_n, above, delta):
     """Return the γ from q_n to ``above`` with D(γ‖q_n) = ``delta``, float64.
 
-    D is :func:`two_points`, and above ``delta`` at ``above``, where Newton steps start. As D is
-    convex, every step stays above the root.
+    Newton steps start at ``above``, where D (:func:`two_points`) exceeds ``delta``; if it does not,
+    the result is ``above``. As D is convex, every step stays above the root.
     """
     inner = (q_n > 0) & (q_n < 1) & (above > q_n) & (above < 1)
     q = tl.where(inner, q_n, 0.5)
@@ -150,8 +150,9 @@ def judge(
 def band_judge(requests, decision, band, form: tl.constexpr):
     """Decide OPEN tokens: accepted iff E < 0 at the token's ratio coin · p_n/q_n. Grid: (B,).
 
-    The coin is below φ = b q_n/p_n iff the ratio is below the edge b, and E rises through 0 at b.
-    Afterwards only the row of each request's first rejected token is marked to be solved.
+    The coin is below φ = b q_n/p_n iff the ratio is below the edge b, and E (``_band.py``) rises
+    through 0 at b. Afterwards only the row of each request's first rejected token is marked to be
+    solved.
     """
     take_turn(form)
     b = tl.program_id(0)
@@ -264,7 +265,8 @@ def shortfall(requests, target, draft, softmax, block, form: tl.constexpr):
 def block_judge(requests, block, decision, form: tl.constexpr):
     """Write the last node whose coin passes, and the scale of the node's residual. Grid: (B,).
 
-    The coin of a node after ``sure`` passes below R/(R + 1 − P), R the mass of its residual.
+    ``block.sure`` is the last node whose coin is known to pass. The coin of a later node passes if
+    it is below R/(R + 1 − P), with R the mass of the node's residual.
     """
     take_turn(form)
     b = tl.program_id(0)

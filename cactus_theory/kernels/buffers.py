@@ -71,7 +71,7 @@ class BandBuffers(NamedTuple):
 
 
 class DecisionBuffers(NamedTuple):
-    """Verdicts, accepted counts, and the residual (s q − p)₊ of the row after them."""
+    """Verdicts, numbers of accepted tokens, and s of the residual (s q − p)₊ after them."""
 
     verdicts: Int32[Tensor, "B K"]  # REFUSED, ACCEPTED or OPEN, for each drafted token
     accepted: Int32[Tensor, "B"]  # number of accepted tokens

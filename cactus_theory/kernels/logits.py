@@ -87,8 +87,8 @@ def verify_logits(
         the target's row at the first of its largest logits, the draft's row at the drafted token.
     lengths : (B,) int32 or int64, drafted tokens of each request, if −1 does not end the draft.
     verifier : ``chain`` or ``block``; bonus tokens are drawn from the target's (tilted) row.
-    workspace : memory for intermediate results; None allocates it.
-    out : memory for the result; None allocates it.
+    workspace : memory for intermediate results; None allocates new memory.
+    out : memory for the result; None allocates new memory.
 
     Returns
     -------
@@ -178,7 +178,7 @@ def verify_in_torch(
 
     A draft ends before the first token that is outside the vocabulary, or whose row is no
     distribution; if that row is the target's, the next id is −1. ValueError for an unknown
-    verifier, or a policy that the verifier cannot follow.
+    verifier, or a policy that the verifier cannot verify.
     """
     judge = find_verifier(verifier)
     judge.check(policy)

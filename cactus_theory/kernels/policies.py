@@ -24,7 +24,7 @@ LEAST_DELTA = 1e-6
 
 @dataclass(frozen=True)
 class KernelPolicy:
-    """A policy as a kernel takes it: the kind of formula in q_n and p_n, a knob, and the tilt.
+    """A policy in the form that a kernel takes: kind of formula in q_n and p_n, knob and tilt.
 
     The knob is the factor of q_n (SCALED), the draft's weight (MIXED), δ (CACTUS, CACTUS_EXACT) or
     the ratio a/b of the edges (BAND).
@@ -46,8 +46,8 @@ def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
 
     ``chain`` has kernels for ``speculative``, ``lenience``, ``mixture``, ``cactus``,
     ``cactus_exact`` for KL and ``band`` at a KL price. ``block`` has kernels for ``speculative``,
-    and for ``band`` at a KL price with ``per_row``. All other policies take the PyTorch path, and
-    so do knobs at the ends of their ranges (δ = ∞, prices below 0.1).
+    and for ``band`` at a KL price with ``per_row``. All other policies run in PyTorch, and so do
+    these policies with knobs at the ends of their ranges (δ = ∞, prices below 0.1).
 
     Examples
     --------
@@ -58,7 +58,7 @@ def has_kernel(policy: Policy, verifier: str = "chain") -> bool:
 
 
 def kernel_policy(policy: Policy, verifier: str) -> KernelPolicy | None:
-    """Return a policy as a kernel takes it; None if there is no kernel under this verifier."""
+    """Return the :class:`KernelPolicy` of a policy; None if the verifier has no kernel for it."""
     of_policy = KERNELS.get(type(policy))  # by exact class: a subclass may change the formula
     kernel = None if of_policy is None else of_policy(untilted(policy))
     if kernel is None or verifier not in ("chain", "block"):

@@ -14,7 +14,7 @@ if no value is put on later tokens):
 The last equation is for a price ν, in tokens per unit of divergence; within a budget δ the equation
 D(h‖q) = δ takes its place. If only a head of likely tokens may rise above q, the other tokens have
 an upper edge of at most P (Theorem 24). Rows need not sum to 1: Σ g is P Σp, and q is divided by
-its sum. Edges are "in the row's units", the units of p/q before this division.
+its sum. Edges are compared with p/q as it is before this division: "in the row's units".
 
 f′ is compiled for the classes of ``CURVES``. For other divergences, without numba and on a device
 the bands of a batch are searched for in torch (:mod:`cactus_theory.optimum.batch_edges`).
@@ -93,7 +93,7 @@ def warm() -> None:
 
 
 def curve_of(f: object) -> tuple[float, float] | None:
-    """Return c and a of f″ as in ``CURVES``; None for divergences whose f′ is not compiled."""
+    """Return c and a of f″(t) = c t^(a−2), as in ``CURVES``; None if f′ is not compiled."""
     return (1.0, f.a) if type(f) is known.Alpha else CURVES.get(type(f))
 
 
@@ -135,7 +135,7 @@ class NodeRow:
         self.alive = self.upper = self.scale = self.unit = alive
 
     def upper_exceeds(self, threshold: float) -> bool:
-        """Return whether the upper edge U exceeds ``threshold``; if not, U and A are solved."""
+        """Return whether the upper edge U exceeds ``threshold``; after False, U and A are known."""
         if threshold <= self.alive * SURE:
             return True
         if not self.is_solved:
@@ -147,9 +147,9 @@ class NodeRow:
         """Solve the edges U and A; if U > ``threshold``, U may be stored as ∞ and A is no edge."""
 
     def exceeds(self, token: int, ratio: float) -> bool:
-        """Return whether the token's upper edge of g/q exceeds ``ratio``; if not, solve the row.
+        """Return whether the token's upper edge of g/q exceeds ``ratio``; after False h is known.
 
-        If ``factor`` is below 1, False may also mean that this is not known: the caller then
+        If ``factor`` is below 1, False may also mean that the answer is not known. The caller then
         compares :meth:`ratio_of` (Theorem 15).
         """
         return self.upper_exceeds(ratio if self.factor == 1 else math.inf)
@@ -191,7 +191,7 @@ class NodeRow:
         return g_n / (self.factor * self.unit * mass)
 
     def write(self, q: Row, p: Row, out: Row) -> None:
-        """Solve the row, and write h times a factor, which is 1 if P is 1 and rows sum to 1."""
+        """Solve the row, and write h to ``out``, times a factor: 1 if P is 1 and rows sum to 1."""
         self.upper_exceeds(math.inf)  # no edge exceeds ∞, so the row is solved
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)
@@ -201,7 +201,7 @@ class NodeRow:
 
     @property
     def band(self) -> tuple[float, float, float, Any] | None:
-        """Return A, U, P and the boxes (bounds on h/q of tokens); None if the row is no band."""
+        """Return A, U, P in units of p/q, and the boxes; None if the row is no band."""
         return self.scale, min(self.upper, MOST), self.unit, self.boxes
 
 
@@ -275,14 +275,14 @@ class PricedRow(NodeRow):
 
 
 class BudgetRow(NodeRow):
-    """The band of one row (V,) within a budget of f, solved as a whole."""
+    """The band of one row (V,) within a budget of f; a search finds both edges at once."""
 
     def __init__(self, q: Row, p: Row, f: FDivergence, delta: float) -> None:
         self.q, self.p = np.ascontiguousarray(q), np.ascontiguousarray(p)
         self.f, self.delta = f, delta
 
     def _solve(self, threshold: float) -> None:
-        """Solve U and A."""
+        """Solve the edges U and A, whatever ``threshold`` is."""
         q, p, curve = self.q, self.p, curve_of(self.f)
         assert curve is not None  # Bands.row makes this row only if f′ is compiled
         mass, drafted = loops().sums_of(q, p)

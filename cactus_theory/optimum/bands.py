@@ -123,9 +123,10 @@ class Bands:
 
 
 class Charge(NamedTuple):
-    """The charge of rows h: D(h‖q), the acceptance, and Σ (h − q)₊ over the tokens off the head.
+    """The charge of rows h: D(h‖q), the acceptance, and Σ (h − q)₊ over unlikely tokens.
 
-    The acceptance is Σ min(p/P, h), or Σ p φ if the policy's φ need not reach this sum.
+    The acceptance is Σ min(p/P, h), or Σ p φ if the policy's φ need not reach this sum. Unlikely
+    tokens are those with q below a fixed share, HEAD, of max q.
     """
 
     spent: Any
@@ -134,9 +135,9 @@ class Charge(NamedTuple):
 
 
 def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
-    """Return the charge of ``law`` at a node: of a solved row, or of a row h in float64.
+    """Return the charge of ``law``, which is a solved row or a row h in float64, at a node.
 
-    The head is the set of tokens with q ≥ HEAD · max q.
+    ``alive`` is the node's P. :class:`Charge` describes the three numbers.
     """
     q, p = np.ascontiguousarray(q), np.ascontiguousarray(p)
     compiled, head = loops(), HEAD * float(q.max())

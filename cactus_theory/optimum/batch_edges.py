@@ -150,7 +150,7 @@ class _Start(NamedTuple):
 
 
 def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
-    """Return the start of a search at a price, or within a budget."""
+    """Return the start of a search for edges at the price, or within the budget, ``amount``."""
     q, p, f = geometry.q, geometry.p, geometry.generator
     ratios, lacking = p / q, geometry.zero_mass
     if geometry.inside is not None:
@@ -246,7 +246,7 @@ def _newton(
 
 
 def _kept_apart(edges: Tensor, new: Tensor, mass: Tensor, step: int) -> tuple[Tensor, Flags]:
-    """Return the new edges, kept on their sides of 1 and damped, and which rows hardly moved."""
+    """Return edges ``new``, damped and kept on their sides of 1, and which rows hardly moved."""
     half_way, above = edges.sqrt(), edges > 1  # half of the way to 1, in logarithms
     new = torch.where(above, torch.maximum(new, half_way), torch.minimum(new, half_way))
     tiny = ((new - edges).abs() <= POLISH * edges).all(-1)

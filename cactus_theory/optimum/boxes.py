@@ -52,7 +52,7 @@ class Boxes:
             raise ValueError(f"floor, hold: {tokens}")
 
     def of_row(self, q: np.ndarray) -> Any:
-        """Return the boxes of a row for compiled loops: least q of the head, ids and their C."""
+        """Return for compiled loops: least q of the head, ids that must not fall, and their C."""
         if not self:
             return FREE
         self.check(q.size)

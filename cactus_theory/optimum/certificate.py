@@ -51,7 +51,7 @@ class Geometry:
     lacking: PerRow | None = None
 
     def of_rows(self, at: Tensor | slice) -> "Geometry":
-        """Return the geometry of some of the rows."""
+        """Return the geometry of the rows at the indices ``at``."""
         if isinstance(at, slice) and at.stop - at.start == len(self.q):
             return self
         lacking = None if self.lacking is None else self.lacking[at]
@@ -106,7 +106,7 @@ class Geometry:
         )
 
     def write_rows(self, edges: Edges, rows: Rows) -> None:
-        """Write h = clip(p, aq, bq); tokens with q = 0 get 0, or share ``leaked`` as in p."""
+        """Write h = clip(p, aq, bq); tokens with q = 0 share ``edges.leaked``, as they share p."""
         q, p = self.q, self.p
         torch.maximum(p, q * edges.lower[:, None], out=rows)
         torch.minimum(rows, q * edges.upper[:, None], out=rows)
@@ -132,14 +132,17 @@ class Geometry:
         return self.divergence.from_generator(generated)
 
     def slope(self, lower: PerRow, upper: PerRow) -> PerRow:
-        """Return f′(b) − f′(a) = 1/λ; the slope at b = ∞ is f′(∞)."""
+        """Return f′(b) − f′(a) = 1/λ, where f′(b) at b = ∞ is ``slope_at_infinity``."""
         f = self.generator
         far = torch.full_like(upper, f.slope_at_infinity - f.slope_at_one)
         above = torch.where(torch.isinf(upper), far, f.centred_slope(upper))
         return above - f.centred_slope(lower)
 
     def price(self, edges: Edges, spent: PerRow) -> PerRow:
-        """Return the price dA/dδ of each band; at h = q its limit as δ → 0, or 0 without gain."""
+        """Return the price dA/dδ of each band.
+
+        At h = q the price is the limit for δ → 0, or 0 if the acceptance cannot rise.
+        """
         f, kind = self.generator, self.divergence
         price = kind.price_from_generator(1 / self.slope(edges.lower, edges.upper), spent)
         if not bool(edges.lossless.any()):
@@ -155,7 +158,7 @@ class Geometry:
         return torch.where(edges.lossless, first, price)
 
     def rejection(self, delta: PerRow) -> PerRow:
-        """Return the least rejection probability ε of a band within a ``delta`` that binds."""
+        """Return the rejection probability ε of the bands that spend the budgets ``delta``."""
         path, budget = self.path, self.divergence.to_generator(delta)
 
         def evaluate(rejection: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,10 @@
 """Passes over one row, compiled by numba: sums, laws and their costs, draws, residuals.
 
-:mod:`cactus_theory.optimum.band_row` defines A, U, P and a row's units, and loads all files of
-compiled loops when the first row is solved. Sums are float64 whatever the rows' dtype, and most
-passes need no memory. In a band, a token with q below LEAST (a denormal number, whose p/q may
-overflow) counts as a token with q = 0. Loops whose terms are sums, products, quotients and
+A band g = clip(p, A q, U q) is P times the emitted row h; P is the alive ratio.
+:mod:`cactus_theory.optimum.band_row` describes bands, and loads all files of compiled loops when
+the first row is solved. Sums are float64 whatever the rows' dtype, and most passes need no memory.
+In a band, a token with q below LEAST (a denormal number, whose p/q may overflow) counts as a token
+with q = 0. Loops whose terms are sums, products, quotients and
 ``log_of`` are vectorised, several tokens at once; math.log takes one token at a time.
 """
 
@@ -123,7 +124,7 @@ def sums_of(q: Row, p: Row) -> tuple[float, float]:
 
 @compiled
 def largest_of(q: Row, p: Row) -> float:
-    """Return the largest p/q."""
+    """Return the largest p/q of tokens with q of at least LEAST."""
     largest = 0.0
     for i in range(q.size):
         ratio = np.float64(p[i]) / np.float64(q[i]) if np.float64(q[i]) >= LEAST else 0.0
@@ -152,7 +153,7 @@ def outer_sums(
 
 @compiled
 def edges_of(lower: float, upper: float, unit: float, boxes: Boxes, j: int) -> tuple[float, float]:
-    """Return the edges A and U of the j-th token with a box."""
+    """Return the edges A and U of the j-th token with a box, from the edges of other tokens."""
     return max(lower, unit), min(upper, boxes[2][j] * unit)
 
 
@@ -183,7 +184,7 @@ def write_ratios(q: Row, p: Row, band: Band, start: int, out: Row) -> None:
 def write_quotients(
     q: Row, p: Row, h: Row, mass: float, drafted: float, out: Row
 ) -> tuple[float, float]:
-    """Write h/q, or 1 where h/q is not finite; return Σ h and Σ min(p, h) over the latter tokens.
+    """Write h/q, or 1 where h/q is not finite; return Σ h and Σ min(p, h) where it is not finite.
 
     q is divided by ``mass``, p by ``drafted``.
     """
@@ -247,8 +248,8 @@ def whole_charge(
 ) -> tuple[float, float, float, float]:
     """Return the sums of :func:`charges_of` over a whole row, and Σ h where h/q is not finite.
 
-    ``h`` is the emitted row; if it is empty, the band is. Costs are those of KL (``kl``) or
-    Jensen-Shannon.
+    ``h`` is the emitted row; an empty ``h`` stands for the row of ``band``. Costs are those of KL
+    (``kl``) or Jensen-Shannon.
     """
     mass, drafted = sums_of(q, p)
     drafted, size = drafted * alive, min(CHARGED, q.size)
@@ -277,8 +278,8 @@ def directions_of(
 ) -> tuple[float, float, float, float, float]:
     """Return Σ h ln t, Σ t ln t, Σ h t, Σ t², and Σ h over t = 0, with t the target's row.
 
-    ``h`` is the emitted row; if it is empty, the band of q and p is. q and t are divided by their
-    sums.
+    ``h`` is the emitted row; an empty ``h`` stands for the row of ``band``. q and t are divided by
+    their sums.
     """
     (mass, target_mass), laws = sums_of(q, target), np.empty(min(CHARGED, q.size))
     h_log_t = t_log_t = h_times_t = t_squared = outside = 0.0

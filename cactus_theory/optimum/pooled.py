@@ -209,10 +209,11 @@ def _point(geometry: Geometry, price: float) -> _Point:
 
 
 def _point_at(geometry: Geometry, knob: str, amount: float) -> _Point:
-    """Return the point whose mean divergence or acceptance (``knob``) is ``amount``, or an end.
+    """Return the point whose mean divergence or acceptance (``knob``) is ``amount``.
 
-    The search is over ln λ. Of all points tried whose mean does not exceed ``amount``, the one with
-    the least price is returned.
+    If ``amount`` is beyond the ends (price ∞ or 0), return the end; ValueError for an acceptance
+    that no rows reach. The search is over ln λ. Of all points tried whose mean does not exceed
+    ``amount``, the one with the least price is returned.
     """
     close = CLOSE * (1 + amount)
     strict, whole = _point(geometry, math.inf), _point(geometry, 0.0)

@@ -22,9 +22,9 @@ def write_raised(q: Row, twice: float, out: Row) -> None:
 def add_refilled_row(q: Row, p: Row, scale: Row, refused: Row, law: Row) -> None:
     """Add the sum of :func:`add_refilled` to one row of ``law``, for tokens n that can be rejected.
 
-    ``refused`` are their R_n, ``scale`` their s_n in falling order. Token x gets mass from terms
-    with s_n > p_x/q_x, the first terms in this order. Most tokens get mass from all terms or from
-    none; for the others bisection finds the number of terms.
+    ``scale`` are the s_n of these tokens in falling order, ``refused`` their R_n. Token x gets mass
+    from terms with s_n > p_x/q_x, the first terms in this order. Most tokens get mass from all
+    terms or from none; for the remaining tokens bisection finds the number of terms.
     """
     count, most, least = scale.size, scale[0], scale[-1]
     # q and p of the tokens with a part in the first n terms and in no later term, by n

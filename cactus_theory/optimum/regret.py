@@ -118,9 +118,9 @@ def optimal_regret(
 
 
 def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
-    """Add up ``amounts`` in the order of rising ``lost``; return the loss where the sum > ``room``.
+    """Return the loss of the first token, by rising ``lost``, at which Σ ``amounts`` > ``room``.
 
-    ∞ if the whole sum does not exceed ``room``.
+    Return ∞ if the sum over all tokens does not exceed ``room``.
     """
     by_loss, order = lost.sort(-1)
     count = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)  # fit in
@@ -148,7 +148,7 @@ def _solved(q: Rows, p: Rows, name: str, amount: PerRow) -> tuple[Tensor, ...]:
 
 
 def kept_at(lost: Rows, drafted: Rows, price: float | PerRow) -> Rows:
-    """Return the drafted mass kept at a price: where ρ × price ≤ 1; none at a price of ∞."""
+    """Return the drafted mass of tokens with regret ``lost`` × price ≤ 1; 0 at a price of ∞."""
     return torch.where(lost * price <= 1, drafted, 0.0)  # 0 · ∞ is NaN
 
 
@@ -157,8 +157,8 @@ def kept_within(
 ) -> tuple[PerRow, Rows]:
     """Return the price, and the drafted mass that is kept, by rising regret, within ``room``.
 
-    ``room`` limits the sum of regret, or of ``amounts`` if given, such as drafted mass. Tokens with
-    the largest regret kept, if several tie, keep an equal share of their mass.
+    ``room`` limits the sum of regret, or of ``amounts`` if given, such as drafted mass. The token
+    at which ``room`` runs out keeps a part of its mass; tokens that tie with it keep the same part.
     """
     if amounts is None:
         amounts = torch.where(drafted > 0, drafted * lost, 0.0)
@@ -193,7 +193,7 @@ def losses(
 
 @dataclass(frozen=True)
 class RegretPath(LookAhead):
-    r"""Keep the n drafted tokens of a path that maximise :math:`n − ν \sum_{i \le n} ρ_i`."""
+    r"""Keep the first n drafted tokens of a path, n maximising :math:`n − ν \sum_{i \le n} ρ_i`."""
 
     def path(
         self,
@@ -202,7 +202,7 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        """Return 1 for drafted tokens kept if reached, else 0; of tied n the largest is chosen."""
+        """Return 1 for drafted tokens that are kept if reached, else 0; of tied n the largest."""
         return self.kept(*losses(q, ids), counts)
 
     def kept(
@@ -235,9 +235,9 @@ class RegretPath(LookAhead):
     ) -> list[int]:
         """Return for each node of a deterministic tree the id of the child to keep, −1 for none.
 
-        The worth F of a node is the largest 1 + F − ν ρ of its children, or 0; children come after
-        their parents, so one backward pass finds every F. Drafted token i has the id ``ids[i]``,
-        follows the node ``above[i]``, and makes node i + 1.
+        The worth F of a node is 0, or the largest 1 + F′ − ν ρ of its children, with F′ the child's
+        worth. Children come after their parents, so one backward pass finds every F. Drafted token
+        i has the id ``ids[i]``, follows the node ``above[i]``, and makes node i + 1.
         """
         nodes = torch.tensor(list(above), device=q.device, dtype=torch.int64)
         drafted = torch.tensor(list(ids), device=q.device, dtype=torch.int64)
@@ -275,7 +275,7 @@ class OneTokenRow(NodeRow):
 
     @property
     def charge(self) -> Charge:
-        """Return the token's regret in nats, the acceptance, and the mass raised off the head."""
+        """Return the token's regret in nats, acceptance, and mass given to unlikely tokens."""
         lost = 0.0
         if self.token != self.best:
             lost = math.log(self.chance) - math.log(self.q_token) if self.q_token else math.inf
@@ -296,7 +296,7 @@ class OneTokenRow(NodeRow):
 
     @property
     def levels(self) -> dict[int, float]:
-        """Return P/q of the emitted token, by its id."""
+        """Return by token id the residual's scale at the emitted token, P/q."""
         return {self.token: self.alive / self.q_token} if self.q_token else {}
 
     def law_at(self, token: int, q: Any, p: Any) -> float:

@@ -144,7 +144,10 @@ def clipped_sums(
 def bracket_at_price(
     q: Row, p: Row, alive: float, highest: float, threshold: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return P in the row's units, Σ g, a bracket of U, the U to try first, the last useful U."""
+    """Return P in units of p/q, Σ g, a bracket of U, the U to try first, the largest useful U.
+
+    No sum changes if U rises beyond the largest p/q. The last number is ∞ for a finite ``highest``.
+    """
     mass, drafted = sums_of(q, p)
     largest = largest_of(q, p) if highest == math.inf else math.inf
     if not (0 < mass < math.inf):
@@ -172,8 +175,7 @@ def edges_at_price(
     """Return the edges U and A, and P, in units of p/q, at a price of 1/``step``.
 
     Callers may need to know only whether U > ``threshold``. If it is, the search may stop early:
-    U is then ∞ and A has no meaning. ``highest`` is the
-    value of U/P at which A = P.
+    U is then ∞ and A has no meaning. ``highest`` is the value of U/P at which A = P.
     """
     c, a = curve
     settled = SETTLED if q.itemsize == 8 else COARSE
@@ -248,9 +250,10 @@ def edges_within(
     """Return U and A with D(h‖q) = ``delta`` and Σ g = Σ p, and whether the search converged.
 
     Newton's method in both edges, as in :mod:`cactus_theory.optimum.batch_edges`: between two
-    ratios p/q all sums are linear in the edges but for f. ``cost`` is q f(p/q) of each token, with
-    0 for infinite values; ``endless`` is whether there are any. ``drafted`` is Σ p, ``unit`` is
-    Σ p/Σ q, ``ends`` are the smallest and largest p/q over ``unit``, ``free`` are no boxes.
+    ratios p/q all sums are linear in the edges, except for f. ``cost`` is q f(p/q) of each token,
+    with 0 for infinite values; ``endless`` is whether there are infinite values. ``drafted`` is
+    Σ p, ``unit`` is Σ p/Σ q. ``ends`` are the smallest and the largest p/q, divided by ``unit``.
+    ``free`` stands for no boxes.
     """
     c, a = curve
     # ``inside`` is the D of p from tokens with q > 0, ``outside`` the p of tokens with q = 0

@@ -2,7 +2,7 @@ r"""The selection law: the row to use as the draft row if several tokens are dra
 
 S is the set of drafted tokens, and f(A) = Pr(S has a token in A). A rule that chooses one token of
 S has a law p* in the base polytope of f (p*(A) ≤ f(A), p*(V) = 1), and every such law belongs to a
-rule. One of these laws, p°, is the best for every convex φ at once:
+rule (V is the vocabulary). One of these laws, p°, is the best for all convex functions φ at once:
 
 .. math:: p° = \operatorname*{argmin}_{p^*} \sum_i q_i\, φ(p^*_i/q_i)
     \quad\text{for every convex } φ
@@ -49,9 +49,9 @@ def selection_law(
 ) -> Any:
     r"""Return p°, the row to use as the draft row if several tokens are drafted for one position.
 
-    ``optimal_acceptance(q, p°)`` gives the best acceptance of any policy with these drafts, and its
-    ``gap`` proves it. :func:`verify_tree` reaches this acceptance for deterministic tokens beside
-    one sampled token. The result is exact up to float64 rounding and takes O(V log V) a row. How
+    ``optimal_acceptance(q, p°)`` gives the best acceptance of any policy with these drafts, and
+    ``gap`` of its result proves this. :func:`verify_tree` reaches this acceptance for deterministic
+    tokens beside one sampled token. p° is exact up to float64 rounding, in O(V log V) per row. How
     mass is divided among tokens with q = 0 is arbitrary.
 
     Parameters
@@ -109,7 +109,7 @@ def selection_law(
 
 
 def _ids_of_rows(deterministic: Any, shape: torch.Size) -> list[list[int]]:
-    """Check token ids and return a list of different ids for each row of rows (..., V)."""
+    """Check token ids and return the different ids of each row, for rows (..., V)."""
     ids = torch.as_tensor([] if deterministic is None else deterministic, device="cpu")
     if ids.dtype.is_floating_point and ids.numel():
         raise TypeError(f"deterministic: must hold token ids; got dtype {ids.dtype}")
@@ -177,7 +177,8 @@ def offered(q: Row, sampled: Row | None, deterministic: Sequence[int]) -> Row:
 def _independent_drafts(q: Row, p: Row, k: int) -> Row:
     """Return the selection law p° of k independent drafts.
 
-    p° is made of the increments of f(A) = 1 − (1 − p(A))ᵏ over prefixes in ascending p/q.
+    p° is made of the increments of f(A) = 1 − (1 − p(A))ᵏ over prefixes in ascending p/q,
+    pooled where p°/q would fall.
     """
     with np.errstate(all="ignore"):  # ratios of denormal entries may be infinite
         ratio = np.divide(p, q, out=np.where(p > 0, np.inf, 0.0), where=q > 0)

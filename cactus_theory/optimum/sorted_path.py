@@ -41,7 +41,7 @@ class Edges:
     whole: Flags
 
     def of_rows(self, at: slice) -> "Edges":
-        """Return the edges of some of the rows."""
+        """Return the edges of the rows ``at``."""
         return Edges(*(getattr(self, field.name)[at] for field in fields(self)))
 
 
@@ -102,7 +102,7 @@ class Path:
         return lower, upper, cost
 
     def _edge(self, mass: PerRow, q_mass: PerRow, index: Places) -> PerRow:
-        """Return mass/q_mass, or 1 if q_mass is 0, clamped to the ratios beside ``index``.
+        """Return mass/q_mass, or 1 if q_mass is 0, clamped to the ratios p/q beside ``index``.
 
         Next to tokens with q = 1e-25 the quotient alone is rounding error.
         """

@@ -6,11 +6,12 @@ r"""The best acceptance within a KL budget and with a least worth: the band of a
 A KL budget alone does not say where h leaves q. A worth r of each token does: ln q (likelihood
 under the target), q (the probability that a reference token drawn from the target is this token),
 or a reward. With :math:`q^\theta \propto q e^{\theta r}` and its normaliser Z,
-KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z. So for every θ ≥ 0 the optimum is at most that without a worth
-for the target q^θ and the budget δ − θ c + ln Z. At one θ both are equal: the band of q^θ has the
-worth c and spends δ nats (THEORY.md, Theorem 28). Σ h r − c has the sign of the bound's derivative
-in θ, so the search below is a bisection. Where the worth alone binds, the optimum is a knapsack's:
-drafted mass of the least worth is given up for the token of the largest worth.
+KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z. So for every θ ≥ 0 the optimum is at most the optimum of the
+target q^θ with the budget δ − θ c + ln Z and no limit on the worth. At one θ both are equal: the
+band of q^θ has the worth c and spends δ nats (THEORY.md, Theorem 28). Σ h r − c has the sign of the
+bound's derivative in θ, so the search below is a bisection. Where the worth alone binds, the
+optimum is a knapsack's: drafted mass of the least worth is given up for the token of the largest
+worth.
 """
 
 import math
@@ -73,7 +74,7 @@ def tilted_acceptance(
         :func:`cactus_theory.optimal_acceptance`.
     worth : (..., V) numbers r, broadcast to the rows, finite where q > 0; such as ln q.
     delta : budget ≥ 0 in nats, a number or an array broadcasting to (...).
-    at_least : c, a number or an array like delta. Σ q r demands the target's mean worth.
+    at_least : c, a number or an array like delta; Σ q r to demand the target's own mean worth.
     normalise : as for :func:`cactus_theory.optimal_acceptance`.
 
     Returns
@@ -85,7 +86,7 @@ def tilted_acceptance(
     tilt : (...), θ; 0 where the nats alone bind, ∞ where the worth alone binds.
     price : (...), dA/dδ, the slope of the best acceptance A in the budget; dA/dc is −θ times this
         price, and is not given at θ = ∞.
-    gap : (...), certified bound minus acceptance; zero up to rounding.
+    gap : (...), the proven upper bound on the acceptance minus ``acceptance``; 0 up to rounding.
 
     Raises
     ------
@@ -208,7 +209,10 @@ def _by_worth_alone(
 
 
 def _shared(q: Rows, p: Rows, among: Tensor, mass: Tensor, limit: Any) -> Rows:
-    """Return ``limit``(p, s q), a minimum or maximum; s is such that ``among`` gets ``mass``."""
+    """Return the minimum or maximum (``limit``) of p and s q at the tokens ``among``, 0 elsewhere.
+
+    s is such that the result sums to ``mass``.
+    """
     q, p = (torch.where(among, row, 0.0) for row in (q, p))
 
     def mass_at(level: PerRow) -> tuple[PerRow, PerRow]:
@@ -250,7 +254,7 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
 
 
 def _beyond(short: Any, worth: Rows, zero: PerRow) -> PerRow:
-    """Return a θ for each row at which its worth is reached, if float64 has such a θ."""
+    """Return for each row a θ at which ``short`` is at most 0, if float64 has such a θ."""
     tilt = zero + 1 / worth.std(-1, correction=0).clamp(min=1e-300)
     for _ in range(MOST_FACTORS):
         lacking = short(tilt)[0] > 0

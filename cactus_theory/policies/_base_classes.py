@@ -25,7 +25,10 @@ class SharedResidual(Policy):
     """Policies whose residual distribution does not depend on which token was rejected."""
 
     def emitted(self, q: Rows, p: Rows) -> Rows:
-        """Return the emitted law pφ + (1 − A)·g, acceptance A and residual g, in O(V) per row."""
+        """Return the emitted law pφ + (1 − A)·g in O(V) per row.
+
+        A is the acceptance, and g the residual distribution.
+        """
         q, p = float64_rows(q, p)
         accepted = p * self.acceptance_row(q, p)
         refused = (p - accepted).clamp(min=0.0)  # g is read only for tokens that can be rejected
@@ -36,9 +39,9 @@ class SharedResidual(Policy):
 class FixedTarget(Policy):
     """Policies that emit a row h in place of q, by lossless speculative sampling with target h.
 
-    h does not depend on the drafted token n, which is accepted with φ(n) = min(1, h_n/p_n). The
-    recovered token is drawn from g ∝ (h − p)₊. So the emitted law is h, and the acceptance is
-    Σ min(p, h) = 1 − TV(p, h), the largest that any policy can have with this emitted law.
+    h does not depend on the drafted token n, which is accepted with probability min(1, h_n/p_n).
+    The recovered token is drawn from (h − p)₊ normalised. So the emitted law is h, and the
+    acceptance is Σ min(p, h) = 1 − TV(p, h), the largest of any policy with this emitted law.
     """
 
     row_is_emitted = True  # ``target`` must return a row, not None
@@ -66,11 +69,11 @@ class FixedTarget(Policy):
 class Entrywise(Policy):
     """Policies whose acceptance φ(n) = min(1, c/p_n) depends on q_n and p_n alone.
 
-    The ceiling c is a function of q_n and p_n. The residual distribution is (s·q − p)₊ divided by
-    its sum, where the scale s is a function of q_n and c. A verifier reads whole rows only after a
-    rejection, in one pass (THEORY.md, Theorem 16). If a subclass has a ``target`` h, h_n must be c
-    where c < p_n, and at least p_n elsewhere. The residual is then 0 at all tokens that can be
-    rejected.
+    The ceiling c, a function of q_n and p_n, bounds the probability p_n φ(n) that n is drafted and
+    accepted. The residual distribution is (s·q − p)₊ divided by its sum, where the scale s is a
+    function of q_n and c. A verifier reads whole rows only after a rejection, in one pass
+    (THEORY.md, Theorem 16). If a subclass has a ``target`` h, h_n must be c where c < p_n, and at
+    least p_n elsewhere. The residual is then 0 at all tokens that can be rejected.
     """
 
     @abstractmethod
@@ -104,9 +107,9 @@ class Entrywise(Policy):
 
 
 class PerProposal(Entrywise):
-    r"""Policies that verify against q with the drafted token n raised to γ_n, a function of q_n.
+    r"""Policies that verify a drafted token n against q with q_n raised to γ_n, a function of q_n.
 
-    All other tokens are scaled down: the proposal row is :math:`h^{(n)}_n = γ_n ≥ q_n` and
+    All other entries are scaled down: the proposal row has :math:`h^{(n)}_n = γ_n ≥ q_n` and
     :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`. Since h⁽ⁿ⁾ depends on the
     drafted token n, the emitted law is none of these rows; :meth:`emitted` computes the emitted
     law (THEORY.md, Theorem 4).
@@ -184,8 +187,8 @@ class PerProposal(Entrywise):
     def _refilled_sorted(self, q: Rows, p: Rows, gamma: Rows) -> Rows:
         """Return Σ_n (R_n/Z_n)(s_n q − p)₊, the sum in :meth:`emitted`, by prefix sums over n.
 
-        The terms are sorted by falling s_n. At token x the first ``above`` terms are positive: the
-        terms with s_n > p_x/q_x. The rejected mass R_n of token n is ``lost``.
+        The terms are sorted by falling s_n. Then the terms that are positive at a token x, those
+        with s_n > p_x/q_x, come first.
         """
         lost = (p - gamma).clamp_(min=0.0)
         scale = torch.where(lost > 0, self.scale(q, gamma), -torch.inf)
@@ -195,7 +198,7 @@ class PerProposal(Entrywise):
         above = torch.searchsorted(-scale, ratio.neg_())  # the count of s_n > p_x/q_x
 
         def beyond(mass: Tensor) -> Tensor:
-            """Return for each term the sum of ``mass`` over tokens x at which it is positive."""
+            """Return for each term n the sum of ``mass`` over the tokens where the term is > 0."""
             totals = mass.new_zeros(len(mass), mass.shape[-1] + 1).scatter_add_(-1, above, mass)
             return totals[:, 1:].flip(-1).cumsum(-1).flip(-1)
 

@@ -45,11 +45,11 @@ class AcceptedSet(SharedResidual):
         """Return which tokens are accepted."""
 
     def acceptance(self, q: Rows, p: Rows, n: Ids) -> Float[Tensor, "*batch m"]:
-        """Return 1 for the accepted tokens, 0 for the others."""
+        """Return φ(n): 1 for drafted tokens n in the set, 0 for all other drafted tokens."""
         return self.chosen(ungraphed(q)).gather(-1, n).double()
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the row of ``recover``: one-hot at the likeliest token, q, or q on the set."""
+        """Return the row that ``recover`` names: one-hot at the likeliest, q, or q on the set."""
         if self.recover == "argmax":
             return one_hot(q.argmax(-1), q).double()
         (q,) = float64_rows(q)
@@ -74,13 +74,13 @@ class Relaxed(AcceptedSet):
     lossless sampling. At k = 1 the likeliest token alone is accepted, which is lossless only for a
     greedy target. All tokens that tie for the k-th place are accepted; engines accept exactly k.
 
-    Engines use this rule only in a model's thinking section, here
-    ``Between(relaxed, opening=…, closing=…)``. They set k and delta to: 1 and 0, in an example 10
-    and 0.01 (TensorRT-LLM); 10 and 0.6 (Modular MAX); 10 and 0.6 if a request sets the option, else
-    8 and 0.5 (ATOM). TensorRT-LLM and ATOM emit the likeliest token after a rejection
-    (``recover=argmax``). Both also accept tokens of probability 0 if δ admits such tokens; this
-    policy does not. Source: documentation of ``MTPDecodingConfig`` (TensorRT-LLM) and
-    ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
+    Engines use this rule only in a model's thinking section; the schedule
+    ``Between(relaxed, opening=…, closing=…)`` does the same. Values of (k, delta) are (1, 0) in
+    TensorRT-LLM and (10, 0.01) in an example there, (10, 0.6) in Modular MAX, and in ATOM (10, 0.6)
+    if a request sets the option, else (8, 0.5). TensorRT-LLM and ATOM emit the likeliest token
+    after a rejection (``recover=argmax``). Both also accept tokens of probability 0 if δ admits
+    such tokens; this policy does not. Source: documentation of ``MTPDecodingConfig``
+    (TensorRT-LLM) and ``SpeculativeConfig`` (MAX), ``rejection_sampler.py`` (ATOM).
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ class Typical(AcceptedSet):
 
     A rejected token is replaced by the likeliest token of q (smallest index on ties) or by a draw
     from q. No divergence is bounded, the emitted law need not lie between p and q, and acceptance
-    may be below that of lossless sampling. For α ≤ 1 the rule follows from a program: n is accepted
-    only if a row h with a bounded cross-entropy −Σ h ln q can have h_n = 1 (THEORY.md, Theorem 27).
+    may be below that of lossless sampling. For α ≤ 1 n is accepted only if the row with h_n = 1 has
+    a cross-entropy −Σ h ln q within max(−ln ε, H(q) − ln α) (THEORY.md, Theorem 27).
     Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
 
     Parameters
@@ -158,7 +158,7 @@ class Typical(AcceptedSet):
     knob = "epsilon"
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return the bounds 1 and 1 if q_n > ε, which no row's threshold exceeds, else 0 and 1."""
+        """Return the bounds on φ(n): 1 and 1 if q_n > ε (no threshold exceeds ε), else 0 and 1."""
         return (q_n > self.epsilon * (1 + TIE)).double(), torch.ones_like(q_n)
 
     @property
@@ -201,20 +201,20 @@ class Thresholds(Policy):
 
     is the law of the recovered token x after n was rejected. Draft probabilities are not read. With
     a = s = 1 (SGLang's defaults) the policy in effect draws a token from q, and accepts the drafted
-    token iff both are equal, as every decoder does that compares drafts with samples of the target.
+    token iff it equals the drawn one. Every decoder that compares drafts with samples does so.
     This is lossless for any draft, with the acceptance Σ p q ≤ 1 − TV(p, q). For smaller a or s the
     emitted law has :math:`h_x ≤ q_x/\min(a, s)`, since φ_n ≤ q_n/min(a, s) and a token x is
     recovered with probability at most :math:`q_x Σ_{n≠x} p_n (1 − φ_n)/(1 − q_n) ≤ q_x (1 − p_x)`.
     All this holds for deterministic drafts, too.
 
-    The engine tests coin ≤ q/a, and so emitted tokens of probability 0 at coin 0 (sglang#35771).
-    Here the test is strict, and tokens of probability 0 are rejected at s = 0, too. Source:
+    SGLang tests coin ≤ q_n/a, and so emitted tokens of probability 0 if the coin was 0
+    (sglang#35771). Here the test is strict, and such tokens are rejected at s = 0, too. Source:
     ``speculative_sampling.cuh``, ``--speculative-accept-threshold-single`` and ``-acc``.
 
     Parameters
     ----------
-    single : s, the probability from which on a token is always accepted.
-    acc : a, the divisor of other tokens' probabilities.
+    single : s; a token with q_n ≥ s is always accepted.
+    acc : a, the divisor of q_n for tokens with q_n < s.
     """
 
     single: Share = 1.0

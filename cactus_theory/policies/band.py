@@ -36,7 +36,7 @@ class Band(Tilted, FixedTarget):
     The edges a ≤ 1 ≤ b of this band follow from the budget or the price. A drafted token n is
     accepted with probability min(1, b q_n/p_n). Source: THEORY.md, Theorem 7. For
     ``divergence=reverse_kl`` the band is mentored decoding (Tran-Thien 2023; Tran-Thien & Nock,
-    arXiv 2609.30474), which in blocks keeps the rows of ``per_row=True``.
+    arXiv 2609.30474); in blocks, mentored decoding has the rows of ``per_row=True``.
 
     In blocks and trees a node is reached with the alive ratio P, the probability that the tokens
     before the node are all accepted. At a price the best row there is the band of p/P
@@ -98,7 +98,7 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def boxes(self) -> Boxes:
-        """Return the boxes, with ``head`` lowered by TIE: rounding must not decide about ties."""
+        """Return the boxes; ``head`` is lowered a little, so that rounding decides no ties."""
         floor, hold = (_token_ids(name, getattr(self, name)) for name in ("floor", "hold"))
         return Boxes(self.head * (1 - TIE), floor, hold)
 
@@ -109,12 +109,12 @@ class Band(Tilted, FixedTarget):
 
     @property
     def tilt_of_rows(self) -> float:
-        """Return the tilt of the rows to verify against; 0 with boxes, which bound h by q."""
+        """Return the tilt of the rows to verify against; 0 with boxes, which refer to q itself."""
         return 0.0 if self.boxed else self.tilt
 
     @property
     def between(self) -> bool:  # type: ignore[override]
-        """Return whether h is between q and p."""
+        """Return whether h lies pointwise between q and p."""
         return not (self.tilt and self.boxed)
 
     @cached_property
@@ -138,7 +138,7 @@ class Band(Tilted, FixedTarget):
 
     @cached_property
     def look_ahead(self) -> LookAhead | None:  # type: ignore[override]
-        """Return the solver of blocks of deterministic drafts at a price of KL, else None."""
+        """Return the solver for blocks of deterministic drafts; None if h ignores later tokens."""
         if self.price is None or not self.of_path or self.divergence != "kl" or not self.between:
             return None
         return LookAhead(self.price, self.boxes)
@@ -146,8 +146,9 @@ class Band(Tilted, FixedTarget):
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
         """Return bounds on h_n/p_n: q_n/p_n from below, and ``highest`` times q_n/p_n from above.
 
-        Where P q_n ≥ p_n in a block, h_n may be below q_n, but P h_n ≥ p_n: the next P is 1 anyway.
-        A row that does not depend on P lies between p and q, and the bounds are cut accordingly.
+        In a block h_n may be below q_n where P q_n ≥ p_n. The lower bound is wrong there, but does
+        no harm: P h_n ≥ p_n, so that the next alive ratio is 1 in any case. If rows do not depend
+        on P, h lies between p and q, so that both bounds lie on the same side of 1.
         """
         if not self.between:
             return super().bounds(q_n, p_n)
@@ -159,7 +160,7 @@ class Band(Tilted, FixedTarget):
         return least, torch.maximum(raised.clamp(max=1.0), ratio)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return the solver of a node's row, the band of p/P or p; None with tilt and boxes."""
+        """Return the solver of a node's row, the band of p/P or p; None if ``target`` solves it."""
         if not self.between:
             return None
         row = self.bands.row(q, p, alive if self.of_path else 1.0)
@@ -171,7 +172,7 @@ class Band(Tilted, FixedTarget):
         """Return the band h = clip(p, max(a, c)q, min(b, C)q) with boxes c, C; 0 where q = 0.
 
         At the nodes of a ``path`` p/P takes the place of p if ``of_path``. If ``path.raised`` is
-        given, it is h_n of the drafted tokens.
+        given, h has these entries at the drafted tokens.
         """
         if not self.between:
             drafted = p if path is None or not self.of_path else p / path.alive[..., None]
@@ -187,7 +188,7 @@ class Band(Tilted, FixedTarget):
         return super().tilted(q) if self.between else self._boxed_about(q, torch.zeros_like(q))
 
     def _boxed_about(self, q: Rows, p: Rows) -> Rows:
-        """Return the rows h for a tilt and boxes; for p = 0 the rows where nothing was drafted."""
+        """Return the rows h for a tilt and boxes; p = 0 gives the row where nothing was drafted."""
         flat, drafted = (rows.detach().reshape(-1, rows.shape[-1]).double() for rows in (q, p))
         flat, price = normalised(flat), self.price
         assert price is not None  # the only knob that goes with a tilt
@@ -214,7 +215,7 @@ class Band(Tilted, FixedTarget):
 
 
 def _token_ids(name: str, text: str, ends: Iterable[Any] = ()) -> tuple[Any, ...]:
-    """Return the ids in ``text``, as ``2+151645``, each once, with ``ends`` in place of ``eos``."""
+    """Return the different ids in ``text``, such as ``2+eos``, with ``ends`` for ``eos``."""
     parts = set(text.split("+")) if text else set[str]()
     if not all(part.isascii() and part.isdigit() for part in parts - {EOS}):
         raise ValueError(f"{name}: must be token ids, as 2+151645, or eos; got {text!r:.80}")

@@ -1,4 +1,4 @@
-"""Cactus as published, and the exact solution of the per-proposal program behind Cactus."""
+"""Cactus as published, and the exact solution of the problem that Cactus approximates."""
 
 import math
 import sys
@@ -52,12 +52,12 @@ class Cactus(PerProposal):
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True)
 
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ for finite delta; ``PerProposal`` handles the limits."""
+        """Return γ, the raised q_n, for 0 < q_n < 1 and finite delta; ``gamma`` adds the limits."""
         twice = min(2 * self.delta, MOST)
         return ((1 - q_n) * q_n).mul_(twice).sqrt_().add_(q_n).clamp_(max=1.0)
 
     def gamma(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ. For 0 < delta < ∞ ``raised`` is 0 at q_n = 0, 1 at 1 and never below q_n."""
+        """Return γ, also at q_n = 0 (γ is 0) and 1 (γ is 1), and for delta = 0 (q_n) and ∞ (1)."""
         if not 0 < self.delta < math.inf:
             return super().gamma(q_n)
         (q_n,) = float64_rows(q_n)
@@ -101,7 +101,7 @@ class CactusExact(PerProposal):
         return Declaration(1, 0.0, budget, between=True, at_least_speculative=True, optimal=True)
 
     def raised(self, q_n: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
-        """Return γ for finite delta; ``PerProposal`` handles the limits."""
+        """Return γ, the raised q_n, for 0 < q_n < 1 and finite delta; ``gamma`` adds the limits."""
         kind = known_divergence(self.divergence)
         if kind.generator is None:
             return q_n * kind.ceiling(torch.full_like(q_n, self.delta))

@@ -41,7 +41,7 @@ class Budget:
 
     @classmethod
     def read(cls, text: str, knobs: Mapping[str, Any]) -> "Budget":
-        """Read a budget such as ``"kl <= delta emitted"``, with knobs' names for their values."""
+        """Read a budget such as ``"kl <= delta emitted"``; ``knobs`` has the value of ``delta``."""
         divergence, sign, rest = text.partition("<=")
         amount, _, scope = rest.strip().partition(" ")
         if not sign or not scope:
@@ -85,8 +85,8 @@ class Declaration:
     continuous : acceptance is continuous in the rows.
     support : ``target`` if no token with q = 0 is ever emitted, else ``free``.
     optimal : no policy that keeps the same budget accepts more.
-    floored : ids of tokens that are emitted at least as often as the target has them.
-    held : ids of tokens that are emitted exactly as often as the target has them.
+    floored : ids of tokens that are emitted with at least their probability under the target.
+    held : ids of tokens that are emitted with exactly their probability under the target.
 
     Examples
     --------

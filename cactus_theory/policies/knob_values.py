@@ -43,7 +43,7 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def read(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` as the types that ``kind`` annotates; ValueError if one does not fit."""
+    """Return ``values`` converted to the types that ``kind`` annotates, else raise ValueError."""
     known = of(kind)
     return {name: converted(name, value, known[name].annotation) for name, value in values.items()}
 

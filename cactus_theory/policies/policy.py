@@ -73,7 +73,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 
 @dataclass(frozen=True)
 class PathState:
-    """The alive ratio P of the rows of a block, and h_n where later drafted tokens determine it."""
+    """The alive ratio P of a block's rows, and h_n where later drafted tokens determine h_n."""
 
     # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
     # are all accepted (averaged over the tokens drafted later)
@@ -132,7 +132,7 @@ class Policy(ABC):
         return Declaration()
 
     def at_ends(self, token_ids: Iterable[int]) -> "Policy":
-        """Return this policy with ``eos`` in its knobs replaced by the ids, which end a text."""
+        """Return this policy with ``eos`` in its knobs replaced by the ids that end a text."""
         return self
 
     @abstractmethod

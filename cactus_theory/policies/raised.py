@@ -22,14 +22,14 @@ from cactus_theory.policies.tilt import Tilted
 class Raised(Tilted, Entrywise, FixedTarget):
     r"""Policies with φ(n) = min(1, c/p_n), c ≥ q_n, and the residual (q − p)₊ of lossless sampling.
 
-    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q) with the acceptance A = Σ min(p, c); it
-    lies pointwise between p and q. Lossless sampling towards this law has the same acceptance.
+    The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q) with the acceptance A = Σ min(p, c). It
+    lies pointwise between p and q. Lossless sampling with it in place of q has the same acceptance.
     """
 
     between = True
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return the emitted law."""
+        """Return the emitted law, float64 if q and p have different dtypes."""
         q, p = map(ungraphed, (q, p)) if q.dtype == p.dtype else float64_rows(q, p)
         accepted = torch.minimum(p, self.ceiling(q, p))
         lost = (p - accepted).sum(-1, keepdim=True)
@@ -67,7 +67,7 @@ class Speculative(Raised):
         return ratio, ratio
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow:
-        """Return the object for the lossless row, h = q."""
+        """Return the solver of a node's row, which is h = q."""
         return NodeRow(alive)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:

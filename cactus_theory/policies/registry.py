@@ -130,24 +130,28 @@ def _written(function: Any) -> tuple[str, str] | None:
 
 
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
-    """Return the policy of ``FILE.py:NAME`` at ``knobs``; NAME may be of the types ``others``."""
+    """Return the policy ``FILE.py:NAME`` at ``knobs``.
+
+    NAME may also be a class in ``others``, a subclass, or an object of such a class.
+    """
     entry, source = POLICIES.read(spec, *others)
     values = _with_divergence(merged_knobs(spec, knobs))
     return _at_knobs(entry, Path(source).name, source, values)
 
 
 def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs; a ``divergence`` of ``FILE.py:NAME`` is read and replaced by its spec."""
+    """Return the knobs; a ``divergence`` ``FILE.py:NAME`` is read and replaced by its spec."""
     if not names_a_file(str(values.get("divergence"))):
         return values
     return values | {"divergence": read_divergence(values["divergence"]).spec}
 
 
 def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> Policy:
-    """Return the policy that the data file ``path`` names; no code is run and no file is read.
+    """Return the policy of ``spec``, found in the data file ``path``; by default no code is run.
 
-    The name must be registered. With ``trust_code`` the spec is read as by :func:`read_policy`.
-    Raises ValueError for anything but a spec, for ``FILE.py:NAME``, and as :func:`read_policy`.
+    The spec must name a registered policy. With ``trust_code`` the spec is read as by
+    :func:`read_policy`. Raises ValueError for anything but a spec, for ``FILE.py:NAME``, and as
+    :func:`read_policy`.
     """
     if trust_code:
         return read_policy(spec)
@@ -166,7 +170,7 @@ def policy_of_data(spec: Any, path: str | Path, *, trust_code: bool = False) -> 
 
 
 def _at_knobs(entry: Any, name: str, spec: Any, values: dict[str, Any]) -> Any:
-    """Return a policy with these knob values, from a policy class or from another policy."""
+    """Return the policy ``entry``, a policy class or a policy, with the knob ``values``."""
     kind: Any = entry if isinstance(entry, type) else type(entry)
     # a policy object that is no dataclass cannot be copied at other knobs
     known = knob_values.of(kind) if entry is kind or is_dataclass(entry) else {}

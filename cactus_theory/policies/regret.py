@@ -61,7 +61,7 @@ class Regret(FixedTarget):
         return None if self.price is None else RegretPath(self.price)
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return h: the drafted mass that is kept, and the rest on the first argmax of q."""
+        """Return h: the drafted mass that is kept, and all other mass on the first argmax of q."""
         if path is not None and path.raised is not None and self.look_ahead is not None:
             return self.look_ahead.law(q, p, path.raised)
         lost, drafted = regrets(q), torch.where(q > 0, p.double(), 0.0)

@@ -71,11 +71,11 @@ class Fuzzy(FixedTarget):
         )
 
     def bounds(self, q_n: Entries, p_n: Entries) -> tuple[Entries, Entries]:
-        """Return the bounds min(1, q_n/p_n) and ∞, as h is p or q."""
+        """Return bounds on h_n/p_n, min(1, q_n/p_n) and ∞, as h is p or q."""
         return accept_probability(q_n, p_n), torch.full_like(q_n, torch.inf)
 
     def row(self, q: np.ndarray, p: np.ndarray, alive: float = 1.0) -> NodeRow | None:
-        """Return the object for h = q or h = p; None if h = p and the target excludes mass of p."""
+        """Return the solver of a node's row h, q or p; None if h = p and p has mass where q = 0."""
         if loops() is None:
             return None
         if not bool(self.takes_draft(*(from_numpy(row) for row in (q, p)))):
@@ -83,12 +83,12 @@ class Fuzzy(FixedTarget):
         return None if ((q <= LEAST) & (p > 0)).any() else DraftRow(q, p, alive)
 
     def takes_draft(self, q: Rows, p: Rows) -> Bool[Tensor, "*batch"]:
-        """Return for each row whether p is close enough to q to be emitted."""
+        """Return for each row whether D(p‖q) is below the threshold, so that p is emitted."""
         p, q = (ungraphed(rows) for rows in (p, q))
         return divergences_of(known_divergence(self.divergence), p, q) < self.threshold
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows:
-        """Return h: p on the target's support (with the rest on (q − p)₊), or q."""
+        """Return h: q, or p, whose mass where q = 0 goes to (q − p)₊ if ``support`` is target."""
         taken = self.takes_draft(q, p)
         # on a GPU a look at the flags would wait for the device
         if not (taken.is_cuda or bool(taken.any())):
@@ -108,7 +108,7 @@ class Truncated(FixedTarget):
     r"""Sample losslessly towards q cut to its k likeliest tokens, its nucleus, or both.
 
     The nucleus is the smallest set of likeliest tokens with mass at least ``top_p``, so
-    KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. arXiv 2607.26627 has it as a baseline for lossy policies.
+    KL(h‖q) = −ln q(nucleus) ≤ −ln top_p. arXiv 2607.26627 has this policy as a baseline.
 
     Parameters
     ----------

@@ -115,7 +115,7 @@ def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:
-    """Return the rows with indices ``row`` (m,) of ``rows`` (R, V); a view if all are equal."""
+    """Return the rows at indices ``row`` (m,) of ``rows`` (R, V); a view if indices are equal."""
     return rows[row[0]].expand(len(row), -1) if bool((row == row[0]).all()) else rows[row]
 
 
@@ -136,7 +136,7 @@ class FunctionRule(FunctionPolicy):
         return phi
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return (q − p)₊ normalised, or if ``rule`` has a residual function, its rows.
+        """Return (q − p)₊ normalised, or the rows of the residual function that ``rule`` was given.
 
         The residual function is called only where n can be rejected; elsewhere the row is q.
         """

@@ -55,9 +55,10 @@ def untilted(policy: Policy) -> Policy:
 def worth_of_rows(q: Rows, tilt: float) -> Float[Tensor, "*batch"]:
     """Return ln Σ q e^{θ r̃} of each row in float64, where θ is ``tilt`` and r̃ = ln q + H(q).
 
-    This is the largest θ Σ h r̃ − KL(h‖q) of any row h, attained by q^θ: the most that a row can
-    add to the objective of Theorem 29, per unit of its price ν, where nothing was drafted. A row
-    without mass, from which no token is drawn, has 0.
+    H is the entropy, so that r̃ has mean 0 under q. The result is the largest value of
+    θ Σ h r̃ − KL(h‖q) over all rows h, attained by q^θ. Times the price ν, this is the most that a
+    row where nothing was drafted can add to the objective of Theorem 29. The result is 0 for a row
+    without mass, from which no token is drawn.
     """
     logs = q.double().log()
     entropy = cast(Any, torch.special).entr(q.double()).sum(-1)
@@ -71,7 +72,7 @@ class Tilted(Policy):
 
     ``about`` is the policy without its tilt, which verifiers apply to rows q^θ ∝ q^(1+θ). The
     attributes and methods about single entries (those of ``Entrywise``, ``bounds``, ``highest``,
-    ``between``, ``row``) are those of ``about``, and concern entries of q^θ.
+    ``between``, ``row``) ignore the tilt: they equal those of ``about``, for entries of q^θ.
     """
 
     tilt: Tilt = field(default=0.0, kw_only=True)
@@ -101,7 +102,7 @@ class Tilted(Policy):
         return bool(self.tilt) or type(self).undrafted is not Tilted.undrafted
 
     def undrafted(self, q: Rows) -> Rows:
-        """Return the row drawn from where nothing was drafted: q, or :meth:`tilted` with a tilt."""
+        """Return the row to draw from where nothing was drafted: q, or ``tilted`` with a tilt."""
         return self.tilted(q) if self.tilt else q
 
     def tilted(self, q: Rows) -> Rows:
@@ -128,7 +129,7 @@ def _about_tilted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _without_budget(declares: property) -> Callable[[Tilted], Declaration]:
-    """Return a ``declares`` that, with a tilt, drops the claims about q itself."""
+    """Return a ``declares`` that, with a tilt, keeps only the claims that still hold."""
 
     def claimed(self: Tilted) -> Declaration:
         claims = declares.fget(self)  # type: ignore[misc]

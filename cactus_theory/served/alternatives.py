@@ -181,7 +181,7 @@ def cut(probs: Law, top_k: int, top_p: float, rows: Rows | None = None) -> Law:
 
 
 def blend(share: float, other: Callable[[Rows], Law]) -> Callable[[Rows], Law]:
-    """Return the mixture of ``other`` with weight ``share`` and of the claimed law."""
+    """Return the law that mixes ``other``, with weight ``share``, with the claimed law."""
     return lambda rows: (1 - share) * rows.h + share * other(rows)
 
 
@@ -214,7 +214,8 @@ def _above(rows: Rows, share: float) -> Law:
 def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: float = 0) -> Law:
     """Return the law of an engine that lowers the logits of tokens that already occurred.
 
-    ``repeated`` lowers tokens of the prompt and of the answer, the others those of the answer.
+    ``repeated`` lowers tokens of the prompt and of the answer; ``present`` and ``frequent`` lower
+    tokens of the answer only.
     """
     scores = rows.logits
     if repeated != 1:
@@ -267,9 +268,9 @@ def _from_target(rows: Rows) -> Law:
 
 
 def _without_rejected(rows: Rows) -> Law:
-    """Return min(q, p) + Σ over rejected n ≠ x of (p − q)₊(n) q(x)/(1 − q(n)).
+    """Return the law of an engine that draws the recovered token from q without the rejected token.
 
-    The recovered token is drawn from q without the rejected token, not from (q − p)₊.
+    The probability of x is min(q, p)(x) + Σ over n ≠ x of (p − q)₊(n) q(x)/(1 − q(n)).
     """
     q, p = rows.q, rows.p
     assert p is not None
@@ -316,7 +317,7 @@ def _misreported(rows: Rows, sampled: Law, reported: Law) -> Law:
 
 
 def _deferred(rows: Rows) -> Law:
-    """Return the law of FLy: where the target is undecided, drafted tokens with q > 0 are accepted.
+    """Return the law of the lossy rule FLy: on undecided rows, drafted tokens with q > 0 are kept.
 
     Undecided is a row whose three likeliest tokens have −Σ q ln q ≥ 0.3 nats. A token that replaces
     a rejected one is drawn from q.
@@ -430,8 +431,9 @@ def log_factors(
     temperature 0 the distance is measured from the largest logit, for top-k from the k-th. For
     top-p the distance is the smaller of the excess, in log-odds, of the mass above the token, and
     the gap to the last token that is kept. A distance above ``edge`` refutes the claim. A nearer
-    token may be there by rounding: its h is UNCLAIMED^(distance/edge) times its probability if it
-    were kept. With exact rows this changes no guarantee, as the claim never emits such a token.
+    token may be there by rounding: its h is its probability if it were kept, times a small factor
+    (``UNCLAIMED``^(distance/edge)). With exact rows this changes no guarantee, as the claim never
+    emits such a token.
 
     Parameters
     ----------

@@ -143,7 +143,7 @@ def _ids(record: Mapping[str, Any], name: str, vocab: int) -> list[int]:
 
 
 class Reader:
-    """Compute ln r/h of the tokens of answers from the rows of a target and a draft.
+    """Compute ln r/h of tokens of answers, for the claimed law h and alternative laws r.
 
     Parameters
     ----------
@@ -249,7 +249,7 @@ class Log:
         different settings is rejected with an error.
     evidence : the evidence of the lines read.
     read, sha256, lines : number of bytes read, a digest of these bytes, number of lines read.
-    left_out : (line, reason) of lines that could not be used, at most NAMED.
+    left_out : (line, reason) of the first lines that could not be used.
     skipped : number of lines that could not be used.
     empty : number of answers without a token.
     encoded : number of answers whose ids a tokenizer made from their text.

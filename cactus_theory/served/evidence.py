@@ -7,7 +7,7 @@ does an average of such products with fixed weights. The *evidence* is the avera
 of M alternatives with equal weights.
 
 The module also bounds how far the engine's law s is from the claim. Let a token multiply the
-evidence by ρ, and let η = FLOOR. If tokens are drawn from s, the mean of
+evidence by ρ, and let η be a fixed weight (``FLOOR``). If tokens are drawn from s, the mean of
 :math:`\ln(η + (1 − η)ρ)` is at most KL(s‖h) (Donsker and Varadhan). These numbers are at least
 ln η, so :class:`LowerMean` bounds the mean of their conditional means from below at all times.
 """

@@ -2,7 +2,7 @@
 
 In a test, call ``assert_policy_properties(rule)``; in a shell, run ``cactus-theory check
 file.py:rule``. ``@policy_property()`` adds a property: a function of a ``Behaviour`` that yields
-``Bounds``. ``assert_verifier_properties`` and ``@verifier_property()`` do so for verifiers.
+``Bounds``. ``assert_verifier_properties`` and ``@verifier_property()`` are the same for verifiers.
 """
 
 from cactus_theory.testing._check_policies import assert_policy_properties

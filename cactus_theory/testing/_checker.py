@@ -63,7 +63,7 @@ def size(pair: Pair) -> tuple[int, int, int]:
 
 
 def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield simpler rows, largest reductions first: fewer tokens, one-hot, few digits, zeros."""
+    """Yield simpler pairs, largest reductions first: fewer tokens, one-hot, few digits, zeros."""
     vocab = len(q)
     for size_left in range(2, vocab):  # first tokens only, fewest first: the largest reduction
         yield from _valid(q[:size_left], p[:size_left])
@@ -178,7 +178,7 @@ class Checker:
         return self.finding(replace(prop, hint=guess, steady=False), seen, worst, (q, p))
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
-        """Return the finding for a broken property, on shrunk rows broken in the same way."""
+        """Return the finding for a broken property, on shrunk rows that break it likewise."""
 
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
@@ -201,7 +201,7 @@ class Checker:
     def finding(
         self, prop: Property, seen: Behaviour, worst: Worst, pair: Pair, **more: Any
     ) -> Finding:
-        """Return the finding on a pair of rows, with the likeliest cause and a call that fails."""
+        """Return the finding on a pair of rows, with a likely cause and a call that fails again."""
         jumps = prop.steady and seen.policy.declares.continuous
         hint = f"{prop.hint}; {JUMPS}" if jumps else prop.hint
         q, p = (row.tolist() for row in pair)
@@ -210,7 +210,7 @@ class Checker:
         return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
-        """Return the verdict on one property, with an error of the policy or the first failure."""
+        """Return the verdict on one property; if it fails, with the error or the first failure."""
         verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:

@@ -31,12 +31,13 @@ DENSE, TOP = 64, 16
 
 @lru_cache(maxsize=4)
 def examples(count: int, start: int = 0) -> tuple[Group, ...]:
-    """Return ``count`` pairs of float64 rows as (target, draft) batches (R, V), V rising.
+    """Return ``count`` pairs of float64 rows as (target, draft) batches (R, V) of rising V.
 
-    Most pairs have few tokens. Of two pairs or more, one has 1,000 to 1,400 tokens; up to seven
-    have 16 to 512; of 10,000 pairs or more, one has 32,000. Drafts over more than 64 tokens give
-    mass to 16. Equal ``count`` and ``start`` give equal rows in one program only: Hypothesis also
-    draws constants found in the modules that are loaded (not in installed packages).
+    Most pairs have few tokens. If ``count`` is at least 2, one pair has 1,000 to 1,400 tokens; one
+    pair in 20, up to seven pairs, has 16 to 512; from 10,000 pairs on, one has 32,000. A draft row
+    over more than 64 tokens gives mass to 16 of them. Equal ``count`` and ``start`` give equal rows
+    in one program only: Hypothesis also draws constants found in the modules that are loaded (not
+    in installed packages).
     """
     wide = _wide(count, start)
     drawn, missing = list[Group](), count - len(wide)
@@ -67,7 +68,7 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
 
 def _wide(count: int, start: int) -> list[Group]:
-    """Return the wide ones of ``count`` pairs: V by ORDER, then from SMALL and VOCABULARY."""
+    """Return the pairs of many tokens among the pairs of :func:`examples`; ``start`` is a seed."""
     random = np.random.default_rng([start, count])
     widths = [int(random.integers(low, high + 1)) for low, high in WIDTHS]
     pairs = [wide_pair(widths[place], random) for place in ORDER[: count // ONE_IN]]
@@ -88,10 +89,10 @@ def _on_both_sides(vocab: int, random: np.random.Generator) -> Group:
 
 
 def wide_pair(vocab: int, random: np.random.Generator) -> Group:
-    """Return rows (target, draft), each (V,): q is a power law with or without zeros, and p ∝ q^a.
+    """Return rows (target, draft), each (V,): q is a power law with or without zeros, p ∝ q^a.
 
-    In half of the pairs on average, p also gives mass to tokens that are rare in q. Over more than
-    64 tokens the draft keeps its likeliest 16 only.
+    The exponent a is drawn. In half of the pairs on average, p also gives mass to tokens that are
+    rare in q. Over more than 64 tokens the draft keeps its likeliest 16 only.
     """
     q = (1.0 + random.permutation(vocab)) ** -random.uniform(0.5, 3.0)
     q *= random.uniform(size=vocab) < random.choice((2 / 3, 1.0))  # a third are 0, or none

@@ -1,6 +1,6 @@
 """Define properties (bounds that computed numbers must keep), and measure them on examples.
 
-Each kind of object that is checked (policies, verifiers, and the kinds of ``tests/kits``) has a
+Each kind of object that is checked (policies, verifiers, and those of ``tests/kits``) has a
 table :class:`Properties` and a subclass of :class:`Seen`, which computes the numbers on examples.
 :func:`broken` checks one object against such properties. Policies are checked by ``_checker.py``
 instead, because a user's policy may raise errors.

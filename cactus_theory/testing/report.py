@@ -51,7 +51,7 @@ class PropertyVerdict:
     verdict : ``holds``, ``fails``, ``not declared``, or ``not checked`` if the property applies to
         none of the rows.
     examples : number of rows on which the property was checked.
-    worst : the smallest margin on these rows, None without rows.
+    worst : the smallest margin on these rows (distance from breaking a bound), None without rows.
     """
 
     property: str
@@ -151,7 +151,7 @@ def summary(report: Report) -> str:
 
 
 def table(report: Report) -> str:
-    """Return a text table with a line a property: verdict, number of examples, worst margin."""
+    """Return a text table of all properties: verdict, number of examples, worst margin."""
     head = ("property", "verdict", "examples", "worst margin")
     cells: list[tuple[str, str, str, str]] = [head]
     for v in report.properties:

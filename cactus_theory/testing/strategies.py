@@ -150,8 +150,9 @@ def over_proposing(
 def any_pairs(draw: st.DrawFn, *, min_vocab: int = 1, max_vocab: int = 6) -> tuple[Tensor, Tensor]:
     """Draw rows (target, draft) by any of the strategies above.
 
-    Pairs by :func:`over_proposing` have up to 2 · max_vocab tokens. Tails reach down to 1e-307
-    before a row is divided by its sum, so that hardly any ratio p/q overflows.
+    Pairs by :func:`over_proposing` have up to 2 · max_vocab tokens. Entries of
+    :func:`subnormal_tails` reach down to 1e-307 before a row is divided by its sum, so that hardly
+    any ratio p/q overflows.
     """
     sizes: dict[str, Any] = {"min_vocab": min_vocab, "max_vocab": max_vocab}
     kind = draw(st.sampled_from(("pair", "pair", "rare", "mixed", "mixed")))

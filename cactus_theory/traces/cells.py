@@ -2,10 +2,10 @@
 
 An entry of a cut row is a token with its log q and log p, or a cell: an id −c stands for c tokens,
 with the logarithms of their total q and total p. In a cell, max(q, p) varies by at most half an
-octave (by an octave below 2^−20), and q/p by half an octave (by an octave beyond a factor of 16).
-No cell has tokens with q > p and tokens with q < p, so that masses and the overlap Σ min(q, p) are
-exact. A reader gives all tokens of a cell equal probability. Cells are narrow because entropies and
-roots depend on the probabilities of single tokens, not only on masses.
+octave (a factor √2; by an octave below 2^−20), and q/p by half an octave (by an octave beyond a
+factor of 16). No cell has tokens with q > p and tokens with q < p, so that masses and the overlap
+Σ min(q, p) are exact. A reader gives all tokens of a cell equal probability. Cells are narrow
+because entropies and roots depend on the probabilities of single tokens, not only on masses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ MOST_ENTRIES = 2**30
 
 
 def cut_row(q: Tensor, p: Tensor, keep: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a cut row from rows (V,): ids, q and p of its entries; ``keep`` get an entry each."""
+    """Cut rows (V,); return ids, q and p of the entries. Tokens in ``keep`` get an entry each."""
     larger = torch.maximum(q, p)
     larger[list(keep)] = 2.0  # above all probabilities, so that these tokens come first
     alone = larger.topk(min(max(ALONE, len(keep)), len(q))).indices
@@ -156,9 +156,9 @@ def _fault(tensors: Mapping[str, Tensor], vocab: int) -> str:
 def merged(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows (N, W) in which tokens with equal q and equal p, as in a cell, are one entry.
 
-    Divergences and overlaps of the rows (N, W) and (N, V) are equal, because at a given p/q a
-    token's term is linear in its mass. Quantities that depend on single tokens, such as the
-    entropy, are not preserved.
+    Divergences and overlaps of the merged rows (N, W) and of the given rows (N, V) are equal,
+    because at a given p/q a token's term is linear in its mass. Quantities that depend on single
+    tokens, such as the entropy, are not preserved.
     """
     parts = []
     for q, p in zip(target.numpy(), draft.numpy(), strict=True):

@@ -2,8 +2,8 @@
 
 ``cactus-theory expect`` uses this module to read vLLM's Prometheus text or printed numbers. The
 expectation has standard errors over texts. The counts have errors from the coins, and from their
-texts, which may be fewer and longer than the logged texts. Places behind an end of text are counted
-on both sides or on neither.
+texts, which may be fewer and longer than the logged texts. Drafted positions behind a token that
+ends the text are counted on both sides or on neither.
 """
 
 import re
@@ -66,7 +66,8 @@ class Observation:
     drafted : number of drafted tokens in all rounds; None if unknown.
     answers : number of answers that the rounds belong to; None to assume as many rounds an answer
         as in the trace.
-    behind_ends : whether the numbers include places behind an end of text; None if unknown.
+    behind_ends : whether the numbers include positions behind a drafted token that ends the text;
+        None if unknown.
     restarted : number of engines that restarted; counts before the restart are left out.
     shares : (K,) of the rounds that go on to a position, the share that drafts it; None if unknown.
     by_request : (K,) standard error over requests of the accepted share, among rounds that accept
@@ -75,8 +76,8 @@ class Observation:
     Raises
     ------
     ValueError
-        Shares that rise with the position or are not in [0, 1], fewer than FEWEST rounds or more
-        than MOST_ROUNDS, more or fewer drafted tokens than the rounds can have, no answer.
+        Shares that rise with the position or are not in [0, 1], too few or too many rounds, more or
+        fewer drafted tokens than the rounds can have, no answer.
     """
 
     accepted: Column
@@ -116,9 +117,9 @@ class Observation:
             )
 
     def drafted_share(self) -> tuple[Column, Column]:
-        """Return a lower and an upper bound on the share of rounds that draft a token at a place.
+        """Return a lower and an upper bound on the share of rounds that draft each position.
 
-        The share is of the rounds that go on to the place; the bounds are (K,).
+        The share is of the rounds that go on to the position; the bounds are (K,).
         Counters give only the sum of drafted tokens, and drafts may have ended early anywhere.
         """
         if self.shares is not None:
@@ -157,10 +158,11 @@ def read_metrics(
     """Read vLLM's Prometheus text; if ``before`` is given, count only what was added since.
 
     An engine has restarted if one of its counters fell or was created again. All its counters then
-    began at 0 again, and counts from before the restart are left out. vLLM's numbers include places
-    behind an end of text, and the number of answers that have ended; fields in ``known`` replace
-    these. Raises OSError or ValueError for unreadable files, missing or repeated counters, several
-    models, a counter of ``before`` that is missing, and if there are not ``width`` positions.
+    began at 0 again, and counts from before the restart are left out. vLLM's numbers include
+    positions behind an end of text, and the number of answers that have ended; fields in ``known``
+    replace these. Raises OSError or ValueError for unreadable files, missing or repeated counters,
+    several models, a counter of ``before`` that is missing, and if there are not ``width``
+    positions.
     """
     now = _engines(path)
     earlier = {} if before is None else _engines(before)
@@ -246,9 +248,9 @@ def _engines(path: str | Path) -> dict[Labels, Counters]:
 class Compared:
     """Result of comparing an observation with an expectation.
 
-    ``gaps`` has a dictionary, with the keys of GAP, for each position that enough rounds reached.
-    Its entry ``errors`` is the difference in standard errors, its entry ``off`` whether this
-    difference is too large.
+    ``gaps`` has a dictionary for each position that enough rounds reached: ``position``; expected
+    and observed acceptance with their standard errors; ``errors``, the difference in standard
+    errors; and ``off``, whether the difference is too large.
     """
 
     gaps: Sequence[dict[str, Any]]
@@ -269,8 +271,8 @@ def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
     Each position is tested among the rounds that accept the position before, because a fault at an
     early position lowers all later counts; shares in ``gaps`` are of the rounds that reach the
     position. False alarms: over all positions together, a correct engine raises an alarm with a
-    probability of at most about 1 − QUIET (2 %). If the observation leaves open whether places
-    behind ends are counted, or whether drafts are cut at ends, both cases are tried.
+    probability of at most about 2 %. If the observation does not say whether positions behind
+    ends are counted, or whether drafts are cut at ends, both cases are tried.
 
     Raises
     ------

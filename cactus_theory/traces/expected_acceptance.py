@@ -76,7 +76,7 @@ class Expectation:
     def __init__(
         self, record: LoggedRounds, behind_ends: bool = False, short_ends: bool = False
     ) -> None:
-        """Count positions behind an end of text, or not; cut drafts to ``record.left``, or not."""
+        """Also count positions ``behind_ends``; with ``short_ends`` cut drafts to ``left``."""
         self.record, self.behind_ends = record, behind_ends
         lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
         # probabilities by round and position: (R, K), and (R, K + 1) where i counts accepted tokens
@@ -109,7 +109,7 @@ class Expectation:
         self.freedom = self.texts - len(np.unique(self.strata))
 
     def counted(self, **options: bool) -> "Expectation":
-        """Return the expectation of these rounds under the options of the constructor."""
+        """Return the expectation of the same rounds with other ``options`` of the constructor."""
         return Expectation(self.record, **options)
 
     def error(self, estimate: Estimate) -> float:
@@ -125,11 +125,11 @@ class Expectation:
         return share * float(np.sqrt((sizes / (sizes - 1) * squares).sum()))
 
     def intervals(self, estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
-        """Return confidence intervals that hold together with probability EXPECTED (99 %).
+        """Return confidence intervals that hold together with a probability of 99 %.
 
         The intervals are Wilson's over texts, within [0, 1] for shares and [1, K + 1] for tokens
-        per target call; their width is by Student's t and Bonferroni. Raises CannotSay for fewer
-        than FEWEST_TEXTS texts.
+        per target call; their width is by Student's t and Bonferroni. Raises CannotSay for too
+        few texts.
         """
         check_texts(self.texts)
         width = critical(len(estimates), self.freedom)
@@ -143,8 +143,8 @@ class Expectation:
     def coins(self, place: int) -> float:
         """Return the variance that coins give the acceptance at a position, for one round.
 
-        The round accepts the position before. Rows are fixed: the variance does not include
-        differences between texts or rounds.
+        The round has accepted the token before the position. Rows are fixed: the variance does not
+        include differences between texts or rounds.
         """
         rate = self.if_accepted[place].value
         accepted, before = self._accepted[:, place], self._before[:, place]

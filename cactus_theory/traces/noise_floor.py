@@ -160,7 +160,7 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
-    """Return the nats per token that sampling at each of these relative temperatures spends."""
+    """Return the nats per token of sampling at ``temperatures``, relative to the trace's."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     kl = read_divergence("kl").value
     lossless, chain = read_policy("speculative"), find_verifier("chain")

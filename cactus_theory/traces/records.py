@@ -24,7 +24,7 @@ def read_records(path: str | Path, *, width: int, **known: Any) -> Observation:
 
     Drafts may have up to ``width`` tokens. The share of rounds that draft each position is known
     if all records have vLLM's ``per_step_drafted`` or ``acceptance_histogram_by_draft_length``.
-    vLLM counts places behind an end of text; fields in ``known`` replace what is read.
+    vLLM counts positions behind an end of text; fields in ``known`` replace what is read.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def _counts(where: str, histogram: Any) -> np.ndarray:
 
 
 def _reached(where: str, record: Record, counts: np.ndarray) -> np.ndarray | None:
-    """Return for each position how many rounds accepted all before and drafted it, if known."""
+    """Return how many rounds drafted each position after accepting all before; None if unknown."""
     width = len(counts) - 1
     steps, lengths = record.get("per_step_accepted"), record.get("per_step_drafted")
     by_length = record.get("acceptance_histogram_by_draft_length")

@@ -118,7 +118,7 @@ def replay_widths(
     on_cycles: OnCycles = int,
     undrafted: str = "policy",
 ) -> dict[int, Replay]:
-    """Return :func:`replay` by K, for several K, in one pass where :func:`shares_rows` holds."""
+    """Return replays by K, for several K; rows are read once where :func:`shares_rows` is true."""
     check.one_of("undrafted", undrafted, UNDRAFTED)
     rising = sorted({draft_width(trace, width) for width in widths})
     rule, verifier = charged_policy(trace, policy), find_verifier(verifier)
@@ -158,7 +158,7 @@ def replay_widths(
 
 
 def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -> dict[str, Tensor]:
-    """Return by spec the charge of an undrafted token after i accepted tokens, (B, K + 1).
+    """Return by divergence the charge of an undrafted token after i accepted ones, (B, K + 1).
 
     Only the entries at the ends of drafts of ``widths`` tokens are computed; the others are 0.
     """
@@ -195,7 +195,7 @@ def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def charged_policy(trace: Trace, policy: str | Policy) -> Policy:
-    """Return a policy with the trace's end tokens; at temperature 0, see :func:`greedy_policy`.
+    """Return a policy whose ``eos`` is the trace's; at temperature 0, see :func:`greedy_policy`.
 
     Raises ValueError for a policy that is charged in a different unit from the trace's.
     """
@@ -300,7 +300,7 @@ def batch_law(
 
 
 def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list[float]:
-    """Return the divergence, or the quantity of SIGNED, that each node spends."""
+    """Return the divergence of each node's law, or (``kind`` None) surprise or agreement."""
     if kind is None:
         # directions are entropy, surprise and agreement
         return [node.directions[1 + SIGNED.index(spec)] for node in nodes]
@@ -309,7 +309,7 @@ def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list
 
 
 def _of_rows(spec: str, kind: Divergence | None, h: Tensor, q: Tensor) -> Tensor:
-    """Return the divergence of rows h from rows q, or their quantity of SIGNED."""
+    """Return the divergence of rows h from rows q, or (``kind`` None) surprise or agreement."""
     if kind is None:
         _, *signed = directions(h.double(), q.double())  # without the entropy
         return signed[SIGNED.index(spec)]

@@ -59,7 +59,7 @@ class Cycle:
 
     @classmethod
     def of(cls, text: int, position: int, target_probs: Tensor, draft: Draft) -> "Cycle":
-        """Return the first row of a batch of chains as a cycle."""
+        """Return the round of the first text of a batch as a cycle; drafts are chains."""
         count, probs = draft.lengths[0], draft.probs
         q = target_probs[0, : count + 1].to("cpu", torch.float64)
         p = None if probs is None or not count else probs[0, :count].to("cpu", torch.float64)
@@ -68,7 +68,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Shard:
-    """The cycles of one text; ids and positions are int32, offsets int64, rows of DTYPES.
+    """The cycles of one text; ids and positions are int32, offsets int64, rows float16 or float32.
 
     Cycle c drafted the tokens ``token_offsets[c]`` to ``token_offsets[c + 1]`` (exclusive). A cycle
     has one target row more than tokens, so its target rows start at ``token_offsets[c] + c``.
@@ -188,7 +188,7 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
 
 
 def _bounded(tensors: Mapping[str, Tensor], vocab: int) -> bool:
-    """Return whether whole draft rows have no more entries than the target rows, for memory."""
+    """Return whether whole draft rows have no more entries than the target rows, to save memory."""
     target, rows = (tensors.get(name) for name in ROWS)
     if target is None or rows is None or target.ndim != 2 or target.shape[1] != vocab:
         return False
@@ -196,7 +196,7 @@ def _bounded(tensors: Mapping[str, Tensor], vocab: int) -> bool:
 
 
 def _spread(where: str, rows: Tensor | None, columns: Tensor, vocab: int) -> Tensor:
-    """Return draft rows with −∞ in the columns that the file left out; ValueError for bad ones."""
+    """Return draft rows with −∞ in the columns that the file left out; ValueError for wrong ids."""
     fits = columns.dtype == torch.int32 and columns.ndim == 1 and len(columns) > 0
     fits = fits and columns[0] >= 0 and columns[-1] < vocab and bool((columns.diff() > 0).all())
     if not fits or rows is None or rows.ndim != 2 or rows.shape[1] != len(columns):

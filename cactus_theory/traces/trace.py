@@ -173,8 +173,8 @@ class Trace:
     def shard(self, text: int) -> Shard:
         """Read the stored cycles of one text.
 
-        The first shards that are read stay in memory, up to KEPT_BYTES in all, because tuning reads
-        a trace many times.
+        The first shards that are read stay in memory, up to a limit (``KEPT_BYTES``), because
+        tuning reads a trace many times.
 
         Raises
         ------

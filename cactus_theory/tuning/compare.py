@@ -166,12 +166,12 @@ def compare(
         all of :func:`cactus_theory.list_policies` that fit the rows: on a trace of temperature 0
         the policies for temperature 0, otherwise all others.
     rows : rows or a trace, as for :func:`cactus_theory.solve_knob`.
-    nats, acceptance, regret : levels that are held equal, one or several of each; 0.05 nats by
+    nats, acceptance, regret : levels at which to compare, one or several of each; 0.05 nats by
         default. A trace of temperature 0 takes ``regret``, which rises in steps: each policy spends
         at most the level, and at least 95 % of it.
     surprise : upper limit on the surprise, with ``nats`` only: by how many nats the emitted tokens
         may be less likely under the target than tokens drawn from q. Policies with a free knob
-        ``tilt`` get the least tilt that keeps the limit, which costs least acceptance (Theorem 28).
+        ``tilt`` get the least tilt that keeps the limit, as it costs least acceptance (Theorem 28).
     divergence : the divergence that is spent; nats are in its unit.
     verifiers : verifiers to replay a trace with.
     widths : K to which the drafts of a trace are cut; None for all logged tokens.
@@ -295,7 +295,7 @@ class _Table:
         self.lines.append(line)
 
     def _run_once(self, family: Family, width: int, level: float) -> str:
-        """Set ``made`` to the run of a fixed policy; return the line's ``why``."""
+        """Set ``made`` to a fixed policy's replay, or row means; return the entry ``why``."""
         knobs = self._knobs(family, width, None)
         knobs.at(width, level)  # tries the looseness ``first`` alone
         self.made = knobs.replays[width].get(family.first)
@@ -306,7 +306,7 @@ class _Table:
         return "" if fixed else "has no knob that is free, and its own nats"
 
     def _solve(self, family: Family, width: int, held: str, level: float) -> tuple[Policy, str]:
-        """Set ``made`` to the run at the level, or None; return policy and ``why`` of the line."""
+        """Set ``made`` to the replay, or row means, at the level; return policy and ``why``."""
         knobs = self._knobs(family, width, held)
         if self.surprise is not None:
             make = partial(self._knobs, width=width, held=held)
@@ -318,7 +318,7 @@ class _Table:
         return family.policy(knobs.solved[width]), why
 
     def _knobs(self, family: Family, width: int, held: str | None) -> Knobs:
-        """Return the knobs of a family; knobs and their runs are kept for further lines."""
+        """Return the solver of a family's knob; it is kept, with its results, for further lines."""
         key = family.key, width, held, tilt_of(family.base)
         if key not in self.known:
             options = self.kind, held or "nats", self.undrafted, self.signed
@@ -334,7 +334,7 @@ class _Table:
         return f"has a surprise of {found:+.4f}, above {self.surprise:g}, {why}"
 
     def _measured(self, verifier: str, policy: Policy, width: int, asked: Any) -> Line:
-        """Return the numbers of the line in ``made``; they are None if the knob is not solved."""
+        """Return the numbers of a line, from ``made``; they are None if the knob is not solved."""
         made, line = self.made, dict[str, Any]()
         # the first policy at this level, or its only line if it has no free knob
         first = self.first.get(asked) or self.first.get((None, math.inf))
@@ -364,7 +364,7 @@ class _Table:
         return line | columns
 
     def _pooled_share(self, means: RowMeans) -> float | None:
-        """Return the acceptance over that of the band at one price for all rows, at equal nats."""
+        """Return the mean acceptance over that of the band at one price, both at equal nats."""
         spent = max(means.divergence.value, 0.0)
         if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
             return None

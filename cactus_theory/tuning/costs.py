@@ -43,7 +43,8 @@ class Costs:
     draft : time of drafting K tokens, at each K.
     target : time of the target's pass over K + 1 positions, at each K.
     other : time of sampling and bookkeeping, at each K.
-    verify : by key of a family, time of verification at each K; empty if it is in ``target``.
+    verify : time of verification at each K, by family (``Family.key``); empty if it is in
+        ``target``.
     start, plain_start : time of prompt and set-up beyond a usual round, with and without a draft.
     new_tokens : tokens of a text over which ``start`` is spread; None for a text without end.
 
@@ -98,7 +99,7 @@ class Costs:
         )
 
     def call(self, width: int, family: str) -> float:
-        """Return the time of a call with K drafted tokens.
+        """Return the time of a call with ``width`` drafted tokens; ``family`` is a ``Family.key``.
 
         Raises
         ------
@@ -112,7 +113,7 @@ class Costs:
         return time + self._read(verify, width)
 
     def part(self, name: str, width: int) -> float:
-        """Return the time of one of PARTS at K = ``width``."""
+        """Return the time of the part ``draft``, ``target`` or ``other`` at K = ``width``."""
         return self._read(getattr(self, name), width)
 
     def _read(self, part: Sequence[float], width: int) -> float:

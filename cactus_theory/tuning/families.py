@@ -1,7 +1,7 @@
 """Define families (a policy with one free knob, under a verifier), and the range of the knob.
 
 A knob is searched by its looseness x > 0: the larger x is, the further the policy may depart from
-q. The scale from x to the knob's value is given by name for knobs of this package; for other
+q. The function from x to the knob's value is fixed for knobs of this package; for other
 policies it follows from the declared ``knob_range``, ``direction`` and ``strict``.
 """
 
@@ -173,7 +173,7 @@ def family_of(
 
 
 def _free(word: Any, class_: Any, given: Collection[str], kind: Divergence) -> str | None:
-    """Return the free knob of a spec that names none; None if it has a value or there is no knob.
+    """Return the free knob of a spec that names none; None if that has a value or there is none.
 
     A policy with the knobs ``price`` and ``delta`` takes one of these two.
     """
@@ -198,11 +198,11 @@ def _whole(name: str, knob: Parameter) -> bool:
 
 
 def _scale(word: Any, class_: Any, varied: str) -> Scale:
-    """Return the scale of a knob: its value from looseness; least, first and largest looseness.
+    """Return a knob's value as a function of looseness, and least, first and largest looseness.
 
-    The scale goes from the end of the knob's range at which the policy is lossless (or else accepts
-    least) to the other end. A range that is not declared goes from the lossless value, or 0, to
-    infinity.
+    The looseness goes from the end of the knob's range at which the policy is lossless (or else
+    accepts least) to the other end. A range that is not declared goes from the lossless value, or
+    0, to infinity.
     """
     if class_.__module__.startswith(PACKAGE) and varied in KNOBS:
         return KNOBS[varied]
@@ -236,10 +236,10 @@ def families(
 ) -> list[Family]:
     """Return the families to tune for a divergence, lossless sampling first.
 
-    ``specs`` are as for :func:`family_of`; ``cactus@block`` names one verifier, and None stands for
-    the default policies. A policy without a verifier gets those of chain and block that support it.
-    Cactus gets the chain only: under a block, rows are read again for each token that may be
-    rejected, which is slow.
+    ``specs`` are as for :func:`family_of`, and may end in a verifier, as ``cactus@block`` does;
+    None stands for the default policies. A spec that names no verifier gets chain and block, as far
+    as they support the policy. Cactus gets the chain only: under a block, rows are read again for
+    each token that may be rejected, which is slow.
 
     Raises
     ------

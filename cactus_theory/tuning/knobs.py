@@ -2,11 +2,12 @@
 
 On fixed rows, without drawn coins, what a policy spends (or accepts) is a function of its knob, and
 nearly a power of the looseness x. The search steps from the first x towards the level. Once the
-amounts at two neighbouring x enclose the level, these x are a bracket. The next x is where the line
-between the two, in logarithms, reaches the level, or the middle at every fourth step, so that the
-bracket always shrinks. The search stops when an amount is within the tolerance. A bracket too
-narrow to hold a further value of the knob contains a jump over the level. If no bracket is left, a
-grid over the range is tried for policies that may not be monotone (a heuristic).
+amounts (nats or acceptance) at two neighbouring x enclose the level, these x are a bracket. The
+next x is where the line between the two, in logarithms, reaches the level, or the middle at every
+fourth step, so that the bracket always shrinks. The search stops when an amount is within the
+tolerance. A bracket too narrow to hold a further value of the knob contains a jump over the level.
+If no bracket is left, a grid over the range is tried for policies that may not be monotone (a
+heuristic).
 """
 
 import math
@@ -166,7 +167,7 @@ class Knobs:
 
         Returned is a point inside a bracket; without a bracket, a step towards the level that stays
         in the range and short of values that raise errors; else, unless the family is trusted, a
-        point of the grid that is not on a plateau.
+        point of the grid that is not on a plateau (between two points with nearly equal amounts).
         """
         family, points = self.family, sorted(self.spent[width].items())
         tried = {*self.spent[width], *self.errors}
@@ -212,7 +213,7 @@ def _grid(family: Family) -> Iterator[float]:
 
 
 def _between(low: Point, high: Point, level: float | None) -> float:
-    """Return x where the line through two points, in logarithms, has the level, or the middle."""
+    """Return x at which the log-log line through two points has ``level``; None: the middle."""
     share = 0.5
     if level is not None and min(low[1], high[1]) > 0 and math.isfinite(low[1] + high[1]):
         share = math.log(level / low[1]) / math.log(high[1] / low[1])
@@ -223,7 +224,7 @@ def _between(low: Point, high: Point, level: float | None) -> float:
 def _beyond(points: Sequence[Point], level: float) -> float:
     """Return x where the line through one or two points on one side, in logarithms, has the level.
 
-    x is at most a factor STRIDE away, and exactly that if an amount is 0 or infinite.
+    x is at most a fixed factor (``STRIDE``) away, and just so far if an amount is 0 or infinite.
     """
     near = points[-1] if points[-1][1] <= level else points[0]
     up = near[1] <= level
@@ -249,12 +250,12 @@ def within_surprise(
 
     The family is returned as it is if its surprise without a tilt is small enough, if it has no
     knob ``tilt``, or if its spec sets the tilt. Otherwise tilts are searched while nats are held at
-    ``level``, where the surprise falls as the tilt rises. The tilt grows from ``start`` by the
-    factor FARTHER until the surprise is small enough; the factor shrinks where the tilt alone
-    spends more than the level. Then the bracket of the last two tilts, too much surprise below and
-    little enough above, is closed by the Illinois variant of regula falsi. The result is the tried
-    tilt that comes nearest to ``most`` from below, or the least surprise if no tilt suffices.
-    During this search nats are solved roughly (ROUGH); the caller solves them to the tolerance.
+    ``level``, where the surprise falls as the tilt rises. The tilt grows from ``start`` by a
+    factor until the surprise is small enough; the factor shrinks where the tilt alone spends more
+    than the level. Then the bracket of the last two tilts, too much surprise below and little
+    enough above, is closed by the Illinois variant of regula falsi. The result is the tried tilt
+    that comes nearest to ``most`` from below, or the least surprise if no tilt suffices.
+    During this search the level is met roughly only; the caller solves the knob to the tolerance.
     """
     # by tilt: the surprise above ``most`` (∞ if the level is not reached), and what is returned
     tried: dict[float, tuple[float, Family, Knobs]] = {}
@@ -324,7 +325,7 @@ def trace_knobs(
     signed: Sequence[str] = (),
     **options: Any,
 ) -> Knobs:
-    """Return the knobs of a family on a trace; a replay covers all K at once where it can.
+    """Return the solver of a family's knob on a trace; one replay serves all K where it can.
 
     ``signed`` names quantities (surprise, agreement) that replays add up beside the divergence.
     """
@@ -432,7 +433,7 @@ def knobs_of(
     undrafted: str = "policy",
     signed: Sequence[str] = (),
 ) -> Knobs:
-    """Return the knobs of a family on rows, or on a trace at one K, as :func:`trace_knobs`."""
+    """Return the solver of a family's knob on rows, or on a trace at K = ``width``."""
     by_acceptance = held == "acceptance"
     options: dict[str, Any] = {"tolerance": CLOSE if by_acceptance else EXACT}
     # without a declared direction, the acceptance may fall while nats rise; a fixed policy stays

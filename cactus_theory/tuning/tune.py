@@ -51,14 +51,14 @@ OnStep = Callable[[str, int, int], None]
 
 
 class Halves(NamedTuple):
-    """Numbers of the texts by which settings are chosen, and of the texts that are reported."""
+    """Indices of the texts by which settings are chosen, and of the texts that are reported."""
 
     chosen_by: list[int]
     reported: list[int]
 
     @classmethod
     def of(cls, texts: int, seed: int = 0) -> "Halves":
-        """Return the numbers of ``texts`` texts, divided into random halves."""
+        """Divide ``texts`` texts into random halves; return their indices."""
         order = random.Random(seed).sample(range(texts), texts)
         return cls(sorted(order[::2]), sorted(order[1::2]))
 
@@ -94,7 +94,7 @@ class Tuned:
     costs : time of a target call by its parts.
     plain : tokens per unit of time without a draft.
     choices : every family and K within the level, fastest (by ``chosen_by``) first.
-    halves : the numbers of the texts in each half.
+    halves : the indices of the texts in each half.
     over : for each policy without a setting within the level, the least divergence per token that
         was reached.
     surprise : most surprise per token, in nats; None if not limited.
@@ -152,7 +152,7 @@ def tune(
     seed: int = 0,
     on_step: OnStep | None = None,
 ) -> Tuned:
-    """Find the settings within a divergence per token on a trace, by predicted speed.
+    """Find the fastest settings that spend at most a given divergence per token on a trace.
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def _solved(
 
 
 class _Search:
-    """Solver of a family at rising K; the tilt found at one K is where the next K starts."""
+    """Solver of a family at rising K; the search at a K starts at the tilt of the last K."""
 
     def __init__(
         self, trace: Trace, family: Family, widths: Sequence[int], metered: tuple[Divergence, str],

@@ -1,7 +1,8 @@
-"""Token-by-token verification of one drafted chain per text, by the policy's φ and g.
+"""Token-by-token verification of one drafted chain per text, by a policy's acceptance φ.
 
-On a CPU a vocabulary row is read only if a decision needs the whole row. On a CUDA device φ of all
-drafted tokens is computed at once.
+A rejected token is replaced by a draw from the policy's residual distribution g. On a CPU a
+vocabulary row is read only if a decision needs the whole row. On a CUDA device φ of all drafted
+tokens is computed at once.
 """
 
 from collections.abc import Sequence
@@ -85,7 +86,7 @@ def verify_chain(
     draft_probs : (B, K, V) draft rows, or None if the draft was deterministic.
     draft_token_ids : (B, K) int64; −1 ends a text's draft, and draft rows after it are not read.
     generator : one torch.Generator, or one per text (a text then behaves as if alone).
-    coins : (accept (B, K), draw (B,)) in [0, 1) instead of a generator, which fix every choice.
+    coins : (accept (B, K), draw (B,)) in [0, 1), which fix every choice; instead of a generator.
     validate : check values and divide rows by their float64 sum. If False, neither is done. A row
         with NaN that has to decide a token, or a row without mass that a token has to be drawn
         from, still raises; on CUDA, where no value is read on the host, the token is −1 instead.
@@ -115,11 +116,11 @@ def verify_chain(
 def chain_on_device(
     assigned: Assignment, q: Targets, draft: Draft, accept: Accept, draw: Draws
 ) -> tuple[Int[Tensor, "batch"], Int[Tensor, "batch"]]:
-    """Return each text's accepted count and the token after it, both (B,), on a device.
+    """Return each text's number of accepted tokens, and the token after them, both (B,).
 
     φ is computed for all drafted tokens at once, and one residual per text, after its first
     rejection. If q or p of a drafted token is NaN, its coin cannot be compared: the text's accepted
-    tokens end before this token, and the next token is ``NO_TOKEN``.
+    tokens end before this token, and the next token is −1.
     """
     assigned, q = assigned.seen(q)
     ids, p, width = draft.token_ids, draft.probs, draft.token_ids.shape[1]
@@ -150,7 +151,7 @@ def chain_on_device(
 def _acceptance(
     policy: Policy, q: Tensor, p: Tensor | None, ids: Tensor, entries: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "batch K"]:
-    """Return φ of drafted tokens. An entrywise policy reads only their entries of q and p."""
+    """Return φ of drafted tokens; an ``Entrywise`` policy reads only ``entries``, q_n and p_n."""
     if isinstance(policy, Entrywise):
         return policy.acceptance_of(*entries)
     p = one_hot(ids, q) if p is None else p

@@ -12,9 +12,9 @@ A verifier may rely on this:
 * Coins are independent and uniform on [0, 1). Each text has :meth:`Verifier.coins` coins that
   accept tokens and :meth:`Verifier.draws` coins that draw tokens.
 * Policies have no tilt, because target rows arrive tilted (:meth:`Assignment.seen`).
-* Of a policy, a verifier may use φ, g and the emitted law; what the base class promises
+* Of a policy, a verifier may use φ, the residual and the emitted law; what the base class promises
   (``Entrywise``, ``FixedTarget``, ``SharedResidual``); and ``bounds``, ``highest``, ``between`` and
-  ``row``. Each has a test. No verifier reads what a policy ``declares``, which is only a claim.
+  ``row``. All these have tests. No verifier reads what a policy ``declares``: it is only a claim.
 """
 
 from abc import ABC, abstractmethod
@@ -100,14 +100,17 @@ class Verifier(ABC):
         return drafted
 
     def draws(self, depth: int) -> int:
-        """Return how many drawing coins a text of ``depth`` has; ``draw`` is (B, draws) if > 1."""
+        """Return the number of coins that draw tokens, for drafted paths of up to ``depth`` tokens.
+
+        If the number exceeds 1, ``draw`` of :meth:`verify` has the shape (B, number).
+        """
         return 1
 
     @abstractmethod
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Verify drafts: return the verdict, from target rows by node (unvalidated) and coins."""
+        """Return the verdict on drafts, from coins and from target rows by node, not validated."""
 
     def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: chain needs no check)
         """Raise ValueError for a policy that this verifier cannot verify; a chain verifies all."""
@@ -135,7 +138,7 @@ class Verifier(ABC):
     ) -> Verdict:
         """Apply tilts, verify, and return the verdict with the nodes where tokens were emitted.
 
-        Meters, ledgers and replays read these nodes.
+        The meter, the schedule ``Ledger`` and replays read these nodes.
         """
         assigned, target_probs = assigned.seen(target_probs)
         verdict = self.verify(assigned, target_probs, draft, accept, draw)
@@ -144,7 +147,7 @@ class Verifier(ABC):
     def followed(
         self, verdict: Verdict, assigned: Assignment, target_probs: Targets, draft: Draft
     ) -> Verdict:
-        """Return the verdict with ``paths``; if it has none, nodes are built when they are read."""
+        """Return the verdict with ``paths``; paths that are added build their nodes when read."""
         if verdict.paths is not None:
             return verdict
         nodes = Nodes(self, assigned, target_probs, draft)
@@ -164,7 +167,7 @@ class Verifier(ABC):
 
 @dataclass(frozen=True)
 class Followed:
-    """The path of one text whose verifier built no nodes; :meth:`nodes` builds them."""
+    """The path of the text ``row`` if the verifier built no nodes; :meth:`nodes` builds them."""
 
     round: Nodes
     verdict: Verdict
@@ -246,7 +249,7 @@ def find_verifier(verifier: str | Verifier) -> Verifier:
 
 
 def registered_verifier(verifier: str) -> Verifier:
-    """Return the registered verifier that a data file names; no code file is read."""
+    """Return the registered verifier of a spec from a data file, without reading a code file."""
     name, _ = parse_spec(str(verifier))
     return _with_options(VERIFIERS.find(name), verifier)
 

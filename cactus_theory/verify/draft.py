@@ -58,7 +58,8 @@ class Draft:
         drafter is deterministic; arbitrary where no token follows.
     parents : (B, K) int64, the earlier drafted token that each token follows, −1 if it follows
         node 0; None for a chain, where each token follows the token before it.
-    sampled, deterministic : (B, K) bool, of declared trees (:func:`cactus_theory.verify_tree`).
+    sampled, deterministic : (B, K) bool, which tokens were sampled, and which are deterministic
+        (:func:`cactus_theory.verify_tree`). A tree with ``sampled`` is called a declared tree.
 
     Examples
     --------
@@ -135,9 +136,9 @@ class Draft:
         return fixed
 
     def judged(self, row: int, node: int) -> int | None:
-        """Return the place of the drafted token that is verified after a node, None without one.
+        """Return the place of the drafted token that is verified after a node, None if none is.
 
-        In a declared tree it is the first sampled token after the node, else the first token.
+        In a declared tree this is the first sampled token after the node, else the first token.
         """
         if self.is_chain:
             return node if node < self.lengths[row] else None
@@ -236,7 +237,8 @@ class Assignment:
     def chosen(self, values: Sequence[Tensor], *at: Any) -> Tensor:
         """Return at the indices ``at`` the entries of ``values`` for the policy chosen there.
 
-        ``values`` has one tensor for each policy, of numbers or of rows at the indices.
+        ``at`` indexes ``choice``. ``values`` has one tensor for each policy, with a number or a row
+        at each index.
         """
         if self.choice is None:
             return values[0]
@@ -261,9 +263,9 @@ class Verdict:
     path : (B, K) int64, the places in the draft of the accepted tokens, in order, then −1; None if
         the accepted tokens are the first drafted ones.
     alive : (B, K) float64, the alive ratio at each target row (:class:`VerdictLaw`), only valid at
-        rows that are charged; None for verifiers whose policies may not depend on it.
+        rows that are charged; None for verifiers under which h may not depend on P.
     raised : (B, K) float64, h_n of drafted tokens where h depends on later tokens of a
-        deterministic draft, NaN elsewhere; None if h depends on later tokens nowhere.
+        deterministic draft, NaN elsewhere; None if h never depends on later tokens.
     paths : the path of each text through its draft; ``nodes()`` of a path are the nodes where the
         text's tokens were emitted, in order. None if the verifier leaves ``paths`` to
         :meth:`~cactus_theory.verify.contract.Verifier.decide`.
@@ -311,7 +313,7 @@ class Verdict:
 
     @cached_property
     def on_host(self) -> list[Any]:
-        """Return ``num_accepted``, ``path``, ``alive`` and ``raised`` as lists, or None."""
+        """Return ``num_accepted``, ``path``, ``alive``, ``raised``, each as a list if not None."""
         values = self.num_accepted, self.path, self.alive, self.raised
         return [None if value is None else as_list(value) for value in values]
 

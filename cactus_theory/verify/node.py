@@ -1,9 +1,9 @@
 """Nodes of drafted paths: the rows q and p, the alive ratio P and the emitted law h of each node.
 
 A node computes h at most once, when h is first needed. The verifier reads from a node whether a
-coin passes, and the residual; meter, ledger, schedules and replays read the node's charge. On a CPU
-compiled loops solve the policy's row and measure its charge. The row h is written out only if the
-policy has no compiled row, or if ``law`` is read.
+coin passes, and the residual; meter, schedules and replays read the node's charge. On a CPU the
+policy may return a compiled row (``NodeRow``), whose compiled loops solve h and measure its
+charge. h is written out as a row only if there is no compiled row, or if ``law`` is read.
 """
 
 import math
@@ -72,7 +72,7 @@ class Residual:
         return compiled.left_mass(self.q, self.p, self.scale)
 
     def draw(self, draw: float) -> int:
-        """Return the token that the coin ``draw`` draws; NO_TOKEN if the row is 0, NaN or ∞."""
+        """Return the token that the coin ``draw`` draws; −1 if the row's sum is 0, NaN or ∞."""
         if (compiled := loops()) is None:
             return pick_one(from_numpy(self.row), draw)
         return compiled.draw_left(self.q, self.p, self.scale, draw)
@@ -200,7 +200,7 @@ class Node:
 
     @cached_property
     def law(self) -> Float[Tensor, "vocab"]:
-        """Return h, float64, with sum 1; the object ``target`` if the policy returns this row."""
+        """Return h, float64, with sum 1; the tensor ``target`` if the policy returns that row."""
         if self.solved is None or (self.solved.compiled and loops() is None):
             write_laws([self])
             return self.__dict__["law"]
@@ -263,7 +263,7 @@ class Node:
         return min(1.0, self.ratio)
 
     def residual(self) -> Residual:
-        """Return the row that the last token is drawn from if the path ends at this node.
+        """Return the row that the recovered or bonus token is drawn from if the path ends here.
 
         The row is (P h − p)₊, or the policy's residual g where a chain judges by φ. At the end of a
         draft that was accepted as a whole, and where nothing was drafted, the row is h.
@@ -318,7 +318,7 @@ class Node:
     def charge(self, divergence: Divergence | None = None) -> Charge:
         """Return D(h‖q), the acceptance, and the mass that h adds to tokens unlikely under q.
 
-        The divergence D is the policy's ``unit`` by default. The last result is kept.
+        The divergence D is the policy's ``unit`` by default. The result for the last D is kept.
         """
         divergence = divergence or self.policy.unit
         if self.last_charge[0] != divergence:
@@ -330,7 +330,8 @@ class Nodes:
     """The nodes of a round's drafts, from the target's rows (B, K + 1, V) and the draft's.
 
     Rows are kept in one precision, and half precision is read as float32. ``q`` holds the rows that
-    policies read: q^θ for a policy that verifies against tilted rows (``target``: without tilt).
+    policies read: q^θ for a policy that verifies against tilted rows. ``target`` holds the rows
+    without tilt; None if there is no tilt.
     """
 
     def __init__(
@@ -348,7 +349,7 @@ class Nodes:
 
     @cached_property
     def raised(self) -> list[list[float]] | None:
-        """Return h_n by text and node if h depends on later tokens of a deterministic draft."""
+        """Return h_n by text and node if h depends on later deterministic tokens, else None."""
         if not self.verifier.by_path:
             return None
         entries = raised_entries(self.assigned, self.rows, self.draft)
@@ -356,7 +357,7 @@ class Nodes:
 
     @cached_property
     def chosen(self) -> dict[int, list[int]]:
-        """Return by text the child kept at each node of deterministic trees under ``regret``."""
+        """Return by text the child that ``regret`` keeps at each node of a deterministic tree."""
         draft, kept = self.draft, dict[int, list[int]]()
         if draft.sampled is None or isinstance(self.q, Tensor):
             return kept
@@ -421,7 +422,8 @@ def _tensor(row: Row) -> Tensor:
 def _together(nodes: Iterable[Node], kind: Callable[[Node], Any]) -> Iterator[list[Node]]:
     """Yield groups of nodes that one call of a policy can compute together.
 
-    Nodes of a group have the same ``kind``; on a CPU their rows have up to ENTRIES entries.
+    Nodes of a group have the same policy, verifier and ``kind(node)``. On a CPU a group is small
+    enough for its rows to stay in the cache.
     """
     groups: dict[Any, list[Node]] = {}
     for node in nodes:
@@ -438,7 +440,7 @@ def stacked(nodes: Sequence[Node], name: str) -> Float[Tensor, "nodes vocab"]:
 
 
 def ask_together(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Compute φ or h at the nodes without a compiled row, in one call per policy; return nodes."""
+    """Compute φ or h at nodes without a compiled row, in one call per policy; return all nodes."""
     asked = [node for node in nodes if node.solved is None and not node.is_known]
     if len(asked) > 1:  # a single node computes φ or h when either is read
         ask_phi(node for node in asked if node.accepts_by_phi)
@@ -484,7 +486,7 @@ def write_laws(nodes: Iterable[Node]) -> None:
 
 
 def charge_nodes(nodes: Sequence[Node], divergence: Divergence) -> None:
-    """Compute and store the charges of nodes whose stored charge is not in ``divergence``."""
+    """Compute and store the charges in ``divergence`` of nodes that have not stored theirs yet."""
     nodes = [node for node in nodes if node.last_charge[0] != divergence]
     if divergence == REGRET:  # a row with h = 1 at one token has its charge at hand
         for node in nodes:

@@ -86,8 +86,8 @@ def raised_entries(
 ) -> Float[Tensor, "texts K"] | None:
     """Return h_n of drafted tokens, (B, K), if h depends on later tokens of a deterministic chain.
 
-    Entries of policies without ``look_ahead`` are NaN. None if no policy has ``look_ahead``, or the
-    draft was sampled.
+    Entries of policies without ``look_ahead`` are NaN. Return None if no policy has ``look_ahead``,
+    or if the draft was sampled.
     """
     ahead = [policy.look_ahead for policy in assigned.policies]
     if draft.sampled is not None or draft.probs is not None or not any(ahead):

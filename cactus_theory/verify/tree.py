@@ -76,7 +76,7 @@ class Tree(Block):
 def declared_tree(
     ids: Any, parents: Any, draft_probs: Any, sampled: Any, deterministic: Any, validate: bool
 ) -> Draft:
-    """Return a draft without rows from declared trees, after checks of shapes and dtypes.
+    """Return the draft of the given trees, without draft rows, after checks of shapes and dtypes.
 
     With ``validate`` parents, siblings and sampled tokens are checked, too.
     """

@@ -81,8 +81,8 @@ class Path:
     def end(self) -> None:
         """End the path after the accepted tokens, and draw the token after them from the residual.
 
-        Where rounding leaves the residual without mass the token is drawn from q. A residual with
-        NaN stays undecided.
+        Where rounding leaves the residual without mass the token is drawn from q. If the residual
+        has NaN, ``last`` stays −1.
         """
         if self.is_undecided:
             return
@@ -112,7 +112,7 @@ class Path:
         return False
 
     def _may_pass(self, place: int) -> bool:
-        """Return whether the coin of this or of any later drafted token could pass."""
+        """Return whether the coin of the token at ``place`` or of any later token could pass."""
         most = self.alive[-1]
         for later in range(place, self.count):
             most = min(1.0, most * self.high[later])
@@ -178,7 +178,7 @@ class Walk:
                     path.count, path.cut = int(lawless.argmax()), True
 
     def bound(self, bounds: Iterable[Sequence[Tensor]]) -> None:
-        """Set ``low`` and ``high`` of each path, from a pair of bounds for each policy."""
+        """Set each path's bounds ``low`` and ``high`` on h_n/p_n, from a pair for each policy."""
         at = self.index[:2]  # texts and nodes
         by_side = zip(*bounds, strict=True)  # lower bounds of all policies, then upper bounds
         lows, highs = (as_list(self.assigned.chosen(values, *at)) for values in by_side)
@@ -249,8 +249,8 @@ class Walk:
 
         First P is followed forwards, as far as a later coin could still pass; a node is solved
         where q and p of the token do not decide P. Then coins are compared backwards from the last
-        such node, until one passes. Node 0 always passes, so the search ends. Every coin passes at
-        P = 1, and a coin above P fails, so few residuals are summed.
+        node with a known P, until one passes. Node 0 always passes, so the search ends. Every coin
+        passes at P = 1, and a coin above P fails, so few residuals are summed.
         """
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         counts, raised = [path.count for path in self.paths], None
@@ -312,7 +312,7 @@ class Walk:
 
 
 def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Index]:
-    """Return each text's drafted chain as a path, with the indices of its tokens in the rows."""
+    """Return each text's drafted chain as a path, and indices (text, node, id) of the tokens."""
     batch, width = draft.token_ids.shape
     ids, draws, coins = draft.ids, as_list(draw), as_list(accept)
     paths = [
@@ -378,7 +378,7 @@ class Descent:
 
 
 def index_of(paths: Sequence[Path]) -> Index:
-    """Return the row indices of the tokens of paths, arbitrary beyond a path's last token."""
+    """Return indices (text, node, id) of the tokens of paths; arbitrary after a path's last one."""
     nodes, ids = np.zeros((2, len(paths), max(path.count for path in paths)), dtype=np.int64)
     for number, path in enumerate(paths):
         nodes[number, : path.count] = path.node_numbers[:-1]

@@ -87,7 +87,7 @@ def batch_equals_loop(seen: Behaviour) -> Iterator[Bounds]:
 def _unmoved(
     seen: Behaviour, phi: Tensor, emitted: Tensor, when: str, rows: Tensor, allowed: Any = EXACT
 ) -> Iterator[Bounds]:
-    """Yield bounds: on marked ``rows`` (R,), ``phi`` and ``emitted`` equal those of ``seen``."""
+    """Yield bounds: ``phi`` and ``emitted`` equal those of ``seen`` where ``rows`` (R,) is True."""
     judged = rows[:, None].expand(seen.q.shape)
     about = f"acceptance of token {{0}} {when}"
     yield Bounds(phi, seen.phi, seen.phi, about, allowed, judged & seen.drafted)
@@ -135,7 +135,7 @@ def impossible_tokens_do_not_matter(seen: Behaviour) -> Iterator[Bounds]:
 
 
 def _resummed(seen: Behaviour) -> Tensor:
-    """Return the tolerance of φ if sums have another order: a rounding error of mass, over p."""
+    """Return the tolerance of φ after sums in another order: a rounding error of p φ, over p."""
     return EXACT + ROUNDING / seen.p.clamp(min=ROUNDING)
 
 
@@ -215,7 +215,7 @@ FAR, FEW = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300), 2
 
 
 def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
-    """Return (value, policy) at each allowed value of FAR; none for user's rules, integer knobs."""
+    """Return (value, policy) at extreme knob values; none for a user's rule, or integer knobs."""
     whole = isinstance(getattr(policy, policy.knob or "", None), int)
     if whole or getattr(policy, "source", None) is not None:
         return []

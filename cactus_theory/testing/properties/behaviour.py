@@ -1,4 +1,4 @@
-"""Compute a policy's acceptance φ, residual g and emitted law on a batch of rows, at some knobs."""
+"""Compute a policy's φ, residual g and emitted law on rows; list knob values to check it at."""
 
 import math
 import random

@@ -83,7 +83,7 @@ def _may_spend_nothing(policy: Policy) -> bool:
 
 
 def _claims_a_row(policy: Policy) -> bool:
-    """Return whether the emitted law h is known in advance, at the present or the lossless knob."""
+    """Return whether the emitted law h is known in advance, now or at the lossless knob."""
     return (
         isinstance(policy, FixedTarget) or _has_lossless_value(policy) or _may_spend_nothing(policy)
     )
@@ -207,7 +207,7 @@ def float32_agrees(seen: Behaviour) -> Iterator[Bounds]:
 def no_token_without_target_mass(seen: Behaviour) -> Iterator[Bounds]:
     """A token with q = 0 is never emitted (tested if the policy declares ``support="target"``).
 
-    Coins include the ends 0 and 1 − 2⁻⁵³.
+    The coins that are tried include the ends 0 and 1 − 2⁻⁵³.
     """
     absent = seen.q == 0
     # by the stated φ and g

@@ -48,7 +48,7 @@ def assert_verifier_properties(
     Parameters
     ----------
     verifier : a Verifier that verifies chains and has a ``law``, or the name of a registered one.
-    policies : policies or specs to verify with; by default those of ``POLICIES`` that the verifier
+    policies : policies or specs to verify with; by default one of each kind that the verifier
         supports.
     properties : names out of ``VERIFIER_PROPERTIES``; all of them by default.
     examples : number of trees to draw.

@@ -265,7 +265,7 @@ class Paths:
 
 
 def some_paths(seen: Enumeration) -> Paths:
-    """Return a few paths of every tree, among the paths that can be drafted: see EACH."""
+    """Return a few paths of every tree: likeliest, random, and random with a token of h = 0."""
     source = torch.Generator().manual_seed(seen.seed)
     weight = seen.weight
     drafted = seen.trees.paths[..., None].expand(*seen.p.shape[:3], 1)

@@ -39,8 +39,8 @@ class Trees:
     Attributes
     ----------
     q, p : target rows and draft rows (T, V^i, V) by depth i; the depth K has target rows only.
-    kinds : for each tree, the kind of its rows: a name out of ``KINDS``, or ``mixed``.
-    numbers : the trees' numbers, from which their rows are drawn.
+    kinds : for each tree, the kind of its rows, such as ``one-hot`` or ``mixed``.
+    numbers : the trees' numbers; a number and the seed determine the rows of a tree.
     """
 
     q: tuple[Float[Tensor, "trees _ vocab"], ...]

@@ -1,4 +1,4 @@
-"""Properties of verdicts: over all coins, verdicts have the law that the verifier states."""
+"""Properties of verdicts: over all coins, they have the law that the verifier's ``law`` states."""
 
 import math
 from collections.abc import Iterator
@@ -37,10 +37,11 @@ BESIDE, SHORT = 1e-11, 2.0**20
 def cells(edges: Float[Tensor, "N coins edges"], inside: float) -> tuple[Tensor, Tensor]:
     """Return coin patterns (N, patterns, coins) that stand for all coins, and their masses.
 
-    ``edges`` are the values at which the stated law changes a decision. A coin is tried just inside
-    both ends of each interval between edges, with half the interval's mass; all combinations are
-    tried. So if a decision changes anywhere else, half an interval's mass is wrong, which is found.
-    Intervals too thin for such coins, as between two roundings of one edge, get no mass.
+    ``edges`` are the values at which the stated law changes a decision. A coin is tried at the
+    distance ``inside`` from both ends of each interval between edges, with half the interval's
+    mass; all combinations are tried. So if a decision changes anywhere else, half an interval's
+    mass is wrong, which is found. Intervals too thin for such coins, as between two roundings of
+    one edge, get no mass.
     """
     ends = torch.zeros_like(edges[..., :1])
     cuts = torch.cat([ends, edges, ends + 1], -1).sort(-1).values
@@ -68,8 +69,9 @@ def combined(
 def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
     """Integrated over its coins, a verdict accepts each count as often as the law states.
 
-    The coins are just below and just above every value that the law implies, all combined. The
-    alive ratios that a verdict reports are those of the law. Float32 rows give the same counts.
+    All combinations of coins just below and just above the values at which the law changes a
+    decision are tried. The alive ratios that a verdict reports are those of the law. Float32 rows
+    give the same counts.
     """
     paths = some_paths(seen)
     # how often each count is accepted; rare counts are left out, and faint paths weigh less
@@ -102,7 +104,7 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
 def _edges(paths: Paths) -> Tensor:
     """Return, for each coin, the values at which the stated law changes a decision.
 
-    With one coin for each token these are the values of its own token, else those of all tokens.
+    If each token has one coin, a coin has the values of this token, otherwise those of all tokens.
     """
     if paths.coins == paths.length:
         return paths.thresholds
@@ -112,7 +114,7 @@ def _edges(paths: Paths) -> Tensor:
 def _over_coins(
     paths: Paths, inside: float, dtype: torch.dtype = torch.float64
 ) -> tuple[Verdict, Tensor]:
-    """Return the verdicts over all :func:`cells`, and the mass that accepts each count."""
+    """Verify with all coins of :func:`cells`; return verdicts, and the mass of each count."""
     accept, mass = cells(_edges(paths), inside)
     verdict = paths.verify(accept, dtype=dtype)
     counts = verdict.num_accepted.reshape(mass.shape)

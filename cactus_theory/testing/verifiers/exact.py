@@ -32,7 +32,7 @@ OTHERS = ("speculative", "mixture:alpha=0.5")
 
 
 def _rounding(value: Tensor, reached: Tensor) -> Tensor:
-    """Return the tolerance of masses at a node: the rounding of a mass and of a difference."""
+    """Return the tolerance of the mass ``value`` at nodes drafted with probability ``reached``."""
     return EXACT * value.abs() + ROUNDING * reached
 
 
