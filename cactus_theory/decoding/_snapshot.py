@@ -1,6 +1,6 @@
 """Copy the state of users' logits processors, and detect when the state changes.
 
-Used by ``processors``, which calls copies at drafted tokens, as these may be rejected.
+``processors`` calls copies of the processors at drafted tokens, as these may be rejected.
 """
 
 import copy
@@ -29,12 +29,14 @@ DATA = (bool, bytes, int, float, str, tuple, list, dict, set, type(None), Tensor
 
 
 class Snapshot(pickle.Pickler):
-    """The state of an object as bytes, ``state``, and copies of the object.
+    """The state of the object ``held`` as bytes, ``state``, and copies of the object.
 
-    If the object changes, a new snapshot has another ``state``. Not detected are changes inside
-    objects with a method ``fork``, ``deep_copy`` or ``__deepcopy__``, which makes their copies.
-    Functions and classes are not copied; the values that functions close over or name, and that
-    classes of callable objects hold, are part of ``state``. Raises the errors of pickling.
+    If the object changes, a new snapshot has another ``state``. An object with a method ``fork``,
+    ``deep_copy`` or ``__deepcopy__`` is copied by this method; changes inside it are not detected.
+    Functions and classes are not copied. ``state`` includes the values in a function's closure, the
+    globals that the function names, and the data in classes of callable objects.
+
+    Raises the errors of pickling, and TypeError if copies might share an object through a function.
     """
 
     def __init__(self, held: Any) -> None:
@@ -51,7 +53,7 @@ class Snapshot(pickle.Pickler):
             raise TypeError("a function holds a matcher")
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return None for an object that is pickled; for any other object return its number.
+        """Return None for an object that is pickled; for others return the number in ``parts``.
 
         The first call for an object also returns the object's state, which becomes part of
         ``state``.
@@ -65,10 +67,10 @@ class Snapshot(pickle.Pickler):
         return self.numbers[id(obj)], self._held(obj)
 
     def _held(self, obj: Any) -> Any:
-        """Return the state of an object that is not pickled, for comparison of states.
+        """Return the values that stand in ``state`` for an object that is not pickled.
 
         For a tensor this is the content; for a function, the values that the function reads from
-        outside; for a class of callable objects, its data and ``__call__``; else the identity.
+        outside; for a class of callable objects, its data and ``__call__``; otherwise, the ``id``.
         """
         if isinstance(obj, Tensor):
             flat = obj.detach().reshape(-1).contiguous().view(torch.uint8)
@@ -97,7 +99,7 @@ class _Copies(pickle.Unpickler):
         self.parts, self.made, self.deep_copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the one copy of an object that was not pickled; a shared object itself."""
+        """Return the only copy of an object that was not pickled, or the object if it is shared."""
         number, part = pid[0], self.parts[pid[0]]
         if number not in self.made:
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))

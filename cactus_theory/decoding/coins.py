@@ -18,7 +18,7 @@ from cactus_theory.decoding.text import Texts
 
 
 def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
-    """Return a seed below 2^53 for each text, from the next number of the text's generator."""
+    """Return a seed of the GPU kernels for each text, below 2^53, from the text's next coin."""
     seeds = [int(float(text.stream(1)[0]) * 2**53) for text in texts.rows]
     return torch.tensor(seeds, device=texts.device)
 
@@ -28,8 +28,9 @@ def toss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a round's coins: (B, K) for drafting, (B, C) for acceptance, (B,) for the last token.
 
-    The last token of a round is the recovered or the bonus token. ``coins`` maps a number of
-    drafted tokens to the number of acceptance coins, by default (``int``) the same number.
+    The last token of a round is the recovered or the bonus token. ``coins`` maps the number of
+    drafted tokens of a text to its number of acceptance coins (default ``int``: the same number). C
+    is the largest number of acceptance coins.
     """
     width, count = max(draft_lengths), max(length + coins(length) for length in draft_lengths)
     table = np.zeros((len(draft_lengths), count + 1))
@@ -44,10 +45,10 @@ def more_draws(
     draft_lengths: Sequence[int],
     draws: Callable[[int], int],
 ) -> Float[Tensor, "batch *draws"]:
-    """Return ``draw`` with a column for each further coin that a verifier draws tokens with.
+    """Return the coins that draw tokens: ``draw``, and further columns if the verifier needs them.
 
-    The coins come from each text's generator. ``draws`` maps the number of drafted tokens of a text
-    to the number of columns that the text needs, ``draw`` included.
+    The further coins come from each text's generator. ``draws`` maps the number of drafted tokens
+    of a text to the number of columns that the text needs, ``draw`` included.
     """
     counts = [draws(length) - 1 for length in draft_lengths]
     if not any(counts):
@@ -65,10 +66,11 @@ def fill(
     draft_lengths: Sequence[int],
     coins: Callable[[int], int],
 ) -> None:
-    """Write a round's coins into a table (B, width + C + 1): drafting, acceptance, last token.
+    """Write a round's coins into ``table`` (B, width + C + 1).
 
-    ``coins`` maps a text's draft length to the number of acceptance coins that the text takes, at
-    most C. Entries that a text does not take, and rows of draft length −1, keep their values.
+    The columns are ``width`` coins for drafting, C for acceptance, 1 for the last token. ``coins``
+    maps a text's draft length to the number of acceptance coins that the text takes, at most C.
+    Entries that a text does not take, and rows of draft length −1, keep their values.
     """
     for row, text, length in zip(table, texts.rows, draft_lengths, strict=True):
         if length < 0:

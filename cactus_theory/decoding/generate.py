@@ -48,9 +48,9 @@ def generate(
         the target; a draft model stops drafting where its positions end.
     attention_mask : (B, T), 0 on padding. Padding stands in front of shorter prompts and takes no
         position.
-    temperature : of both models; 0 is greedy decoding, where a policy that emits only tokens with
-        q > 0 relaxes nothing. ``regret`` is a policy for temperature 0 alone: decoding stays
-        nearly greedy, and the policy reads the target's rows at temperature 1.
+    temperature : of both models; 0 is greedy decoding, where a policy is lossless if it emits only
+        tokens of q > 0. ``regret`` is a policy for temperature 0 alone: decoding stays nearly
+        greedy, and the policy reads the target's rows at temperature 1.
     logits_processor : Hugging Face processors, applied to both models before the temperature.
         Processors read the prompts as given, padding included. A processor of your own needs a
         batch of one text.
@@ -74,39 +74,40 @@ def generate(
     log_probs : also return ln q and ln h of every new token; needs the meter, which computes the
         emitted laws.
     callbacks : functions that are called after every round: :class:`Callbacks`.
-    device_loop : whether each round runs as one captured graph, with one read by the host
-        (:mod:`cactus_theory.decoding.device`). True requires this loop; None uses the loop on a GPU
-        where the decode fits. The loop supports Llama-like models, chains and blocks of tokens
-        drafted by a model, and one policy per text, without processors, ``stop``, ``record_rows``,
-        ``on_rows`` and ``on_round``. On a GPU the fused kernels of :mod:`cactus_theory.kernels`
-        verify if all texts have the same policy, the policy has a kernel, logits have at most 32
-        bits and Triton is installed. The kernels draw other random numbers, so that a seed gives
-        other tokens than the host loop does. ``"torch"`` requires the device loop with the tokens
-        of the host loop, ``"kernels"`` requires the kernels.
+    device_loop : whether each round runs on the device, as one CUDA graph whose result the host
+        reads once (:mod:`cactus_theory.decoding.device`). True requires this loop; None uses the
+        loop on a GPU if the loop supports the decode. The loop supports Llama-like models, chains
+        and blocks of tokens drafted by a model, and one policy per text, without processors,
+        ``stop``, ``record_rows``, ``on_rows`` and ``on_round``. On a GPU the fused kernels of
+        :mod:`cactus_theory.kernels` verify if all texts have the same policy, the policy has a
+        kernel, logits have at most 32 bits and Triton is installed. The kernels draw other random
+        numbers, so that a seed gives other tokens than the host loop does. ``"torch"`` requires the
+        device loop with the tokens of the host loop, ``"kernels"`` requires the kernels.
 
     Returns
     -------
     output_token_ids : (B, N) int64, the new tokens of each text, the end-of-text token
         included, padded with −1 to the longest text.
     row_ended : for each text, whether an end-of-text token or ``stop`` ended the text.
-    row_rounds : for each text, (drafted, accepted, ended inside) → the number of such rounds.
+    row_rounds : for each text, (drafted, accepted, ended) → the number of such rounds; ``ended`` is
+        whether the text ended before the last token of the round.
     target_calls, draft_calls : forward passes of the batch; the prompt is part of the first pass.
     seconds : the wall-clock seconds by part of the decode.
     reading : counts, rates and metered divergence of all texts together.
     rows : the nodes at which drafted tokens were verified, each with the target's row q and the
         draft's row p; empty unless ``record_rows``.
-    token_charges : (B, N) float64, the meter's charge for each new token: 0 for padding and, if
-        the policy has no tilt, for bonus tokens and tokens that were not drafted. The sum over a
-        row is the divergence that the text spent; the sum over the first t tokens is the
-        divergence that an answer ending there would have spent.
+    token_charges : (B, N) float64, the meter's charge for each new token: 0 for padding and, unless
+        the policy has a tilt or is ``truncated``, for bonus tokens and tokens of rounds without a
+        draft. The sum over a row is the divergence that the text spent; the sum over the first t
+        tokens is the divergence that an answer ending there would have spent.
     row_directions : (B, 3) float64, the sums of entropy, surprise and agreement over a text's new
         tokens, as :class:`Reading` defines them.
     log_probs : ``target`` and ``emitted``, (B, N): ln q and ln h of each new token; None unless
         requested.
     dtype : of the models, or of target and draft where they differ (``float32, float16``).
     loop : which loop ran: ``device`` or ``host``; after ``host`` stands the reason, if a device
-        loop was allowed and does not fit the decode. ``device, by kernels`` if the fused kernels
-        verified; ``device, by torch`` and the reason if the kernels could not.
+        loop was allowed and does not support the decode. ``device, by kernels`` if the fused
+        kernels verified; ``device, by torch`` and the reason if the kernels could not.
 
     Notes
     -----
@@ -130,7 +131,7 @@ def generate(
     -----
     UserWarning
         Half precision that a CPU emulates, probabilities where logits belong, a lossy policy that
-        relaxes nothing at temperature 0.
+        is lossless at temperature 0.
 
     Examples
     --------

@@ -58,7 +58,7 @@ class HostRounds(Rounds):
         return self.target.calls, 0 if self.drafting is None else self.drafting.calls
 
     def round(self) -> list[list[int]]:
-        """Run one round: every open text gets at least one token; return the new ids per text."""
+        """Run one round, which adds tokens to each text that has not ended; return the new ids."""
         parts_before = dict(self.clock.parts)
         texts, width = self.texts, self.opening.width
         draft_lengths = [min(width, text.room - 1) for text in texts.rows]
@@ -115,7 +115,7 @@ class HostRounds(Rounds):
                 part.keep(rows)
 
     def _propose(self, draft_lengths: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Return the draft of a round; ValueError for a tree that the verifier cannot follow."""
+        """Return the draft of a round; ValueError for a tree if the verifier takes no trees."""
         if self.drafting is None or not any(draft_lengths):
             return nothing(self.texts)
         proposal = self.drafting.propose(draft_lengths, coins)
@@ -128,12 +128,12 @@ class HostRounds(Rounds):
         return proposal
 
     def _coins(self, drafted: int) -> int:
-        """Return the number of acceptance coins of a text that drafts ``drafted`` tokens deep."""
+        """Return the number of acceptance coins of a text with a path of ``drafted`` tokens."""
         drafter = self.opening.drafter
         return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 
     def _score(self, draft: Draft) -> Float[Tensor, "batch K1 vocab"]:
-        """Run the target over the unfed and the drafted tokens; return the rows q of the round."""
+        """Feed the target the drafted tokens, after all uncached tokens; return the rows q."""
         texts, lengths, drafted = self.texts, self.target.lengths, draft.lengths
         keep = [count + 1 for count in drafted]
         counts = [
@@ -147,7 +147,7 @@ class HostRounds(Rounds):
         return self.warp(logits, texts, 0, drafted, draft=draft)
 
     def _settle(self, tokens: list[list[int]], verdict: Verdict) -> list[list[int]]:
-        """Append the tokens to each text and roll the models' caches back to the new lengths."""
+        """Append the emitted tokens to each text, roll caches back, and return the appended ids."""
         texts, before = self.texts, self.texts.lengths
         if verdict.path is not None:  # the buffer holds a tree's nodes, not the accepted path
             texts.propose_all(verdict.accepted_token_ids)

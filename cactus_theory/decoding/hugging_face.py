@@ -161,7 +161,7 @@ def _limits(criteria: Sequence[Any], config: Any) -> tuple[int, list[int]]:
 
 
 def _strings(stop_strings: str | Sequence[str] | None, tokenizer: Any) -> list[Any]:
-    """Return a list with transformers' stopping criterion for the strings; empty without any."""
+    """Return transformers' stopping criterion for the strings, in a list; empty without strings."""
     if not stop_strings:
         return []
     if tokenizer is None:
@@ -177,6 +177,7 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
     """Raise ValueError for a streamer or a stopping criterion that a batch does not support.
 
     Texts of a batch have different lengths here, so that criteria are called with one text each.
+    ``others`` are the criteria that the decode loop does not replace.
     """
     if streamer is not None:
         raise ValueError("text_streamer: supports one text only; got a batch")
@@ -192,7 +193,7 @@ def _check_batch(criteria: Sequence[Any], others: Sequence[Any], streamer: Any) 
 
 
 def _stop(criteria: Sequence[Any], input_ids: Tensor, more: Stop | None) -> Stop | None:
-    """Return a ``stop`` function for stopping criteria and ``more``, the user's function."""
+    """Return one ``stop`` function that applies the criteria and ``more``, the user's ``stop``."""
     if more is not None:
         check_stop(more)
     if not criteria:

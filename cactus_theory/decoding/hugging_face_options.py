@@ -44,7 +44,8 @@ def check_honoured(
 ) -> None:
     """Raise ValueError for an option or input of ``generate`` that the decode would ignore.
 
-    Also for a call without a draft, and for a model with an encoder or a decode loop of its own.
+    A call without a draft, and a model that has an encoder or overrides transformers' decode loop,
+    raise ValueError, too.
     """
     if config is None:
         raise ValueError("generation_config: must be given; call model.generate(...), got None")

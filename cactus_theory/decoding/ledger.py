@@ -59,16 +59,18 @@ class Ledger(Schedule):
     ``tree``, and always, not on average.
 
     Why (the proof is THEORY.md, Theorem 17): the charge of a row under a policy is known before
-    the row's token is judged. A row gets a policy only if the answer stays within the cap after
-    the policy's charge. ``speculative``, or strict greedy decoding at temperature 0, is charged 0
-    and so always fits. Tokens that were not drafted are charged only under a tilt or ``truncated``.
+    the row's token is judged. A policy is applied to a row only if the answer stays within the cap
+    after the policy's charge. ``speculative``, or strict greedy decoding at temperature 0, is
+    charged 0 and so always fits. Bonus tokens and tokens of rounds without a draft are charged only
+    under a tilt or ``truncated``.
 
     A policy with a price is also tried at higher prices, up to 8 times the policy's price (the
-    *ladder*). Prices rise as the credit falls. The credit in tokens is c = (cap · t + burst −
-    spent)/cap. The first price tried at a row is the policy's price times √(4/c), rounded up to the
-    next price of the ladder. The rule is a heuristic: a steady price buys more tokens than spending
-    the whole credit at once, and the policy's price need not be tuned to the cap. A policy without
-    a price is followed where its charge fits.
+    *ladder*). Prices rise as the credit falls. At token t the credit, in tokens, is
+    c = (cap · t + burst − nats spent before)/cap. The first price tried is the policy's price times
+    √(4/c), rounded up to the next price of the ladder. The rule is a heuristic: a steady price buys
+    more tokens than spending the whole credit at once, and the policy's price need not be tuned to
+    the cap. A policy without a price is followed where its charge fits.
+
     Along a deterministic draft in a block, ``regret`` keeps the first n tokens, where n maximises
     n − ν Σ ρ among the numbers n whose charges fit. ρ is a token's regret, and ν is the policy's
     price, raised in the same way (THEORY.md, Theorem 30). A token whose regret pays only together
@@ -100,7 +102,7 @@ class Ledger(Schedule):
         self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
 
     def _cap(self, inner: Schedule) -> None:
-        """Store the capped schedule, all policies, and each policy's ladder as policy indices."""
+        """Store the schedule to cap, all policies to try, and the ladders as policy indices."""
         policies, numbers = list[Policy](), []
         for followed in inner.policies:
             by_regret = followed.unit == REGRET
@@ -151,7 +153,7 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
-        """Return each node's policy index, the first tried whose charge fits, and the solved nodes.
+        """Return at each node the index of the first policy tried whose charge fits; and the nodes.
 
         Nodes are visited from the root down. The allowance at a node is the cap for the tokens up
         to the node, plus ``burst``, less the nats spent on the path to the node.
@@ -202,11 +204,12 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> list[int] | None:
-        """Return each node's policy index if ``regret`` judges a deterministic path, else None.
+        """Return each node's policy index if ``regret`` judges a deterministic block, else None.
 
-        The first n nodes get KEEP, which accepts each drafted token; all later nodes get strict
-        greedy decoding. n is the largest maximiser of n − ν Σ ρ among the numbers n whose charges
-        fit the cap at every token; ρ are the regrets of the first n tokens, and ν is the price.
+        The first n nodes get the policy KEEP, which accepts every drafted token that is not masked;
+        all later nodes get strict greedy decoding. n is the largest maximiser of n − ν Σ ρ among
+        the numbers n whose charges fit the cap at every token; ρ are the regrets of the first n
+        tokens, and ν is the price, raised as the credit falls.
         """
         policy = self.policies[self.numbers[numbers[0]][0]]
         one_path = isinstance(verifier, Block) and draft.is_chain and draft.probs is None
@@ -236,8 +239,8 @@ class Ledger(Schedule):
 
         The search starts at the price that follows from the credit (see :class:`Ledger`), and goes
         up the ladder. Steps skip prices by a heuristic: a charge falls about as the inverse square
-        of the price, so by STEP² per price. The last policy of the ladder charges 0. So the search
-        ends, and the cap holds wherever it began. ``at`` returns the node under a policy index.
+        of the price. The last policy of the ladder charges 0. So the search ends, and the cap holds
+        whichever price the search began with. ``at`` returns the node under a policy index.
         """
         # rung 0 with a credit of PATIENCE tokens or more
         rung, last = 0, len(ladder) - 1
@@ -257,7 +260,7 @@ class Ledger(Schedule):
 
 
 def _ladder(policy: Policy) -> tuple[Policy, ...]:
-    """Return a policy and, if the policy has a price, copies at RUNGS − 1 higher prices."""
+    """Return a policy and, if the policy has a price, copies at prices up to 8 times as high."""
     price = getattr(policy, "price", None)
     if not isinstance(price, float) or not 0 < price < math.inf:
         return (policy,)

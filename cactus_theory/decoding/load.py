@@ -54,7 +54,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a model's files: a folder, or an id of the Hugging Face Hub.
+    """Source of a model's files: ``place``, a folder or an id of the Hugging Face Hub.
 
     ``name`` is the argument's name in errors; ``revision`` is a branch, tag or commit on the hub.
     Python files that come with a model (``auto_map``) run only with ``trust_code``. Without
@@ -98,7 +98,7 @@ class Source:
         return self.file(CONFIG).parent.name
 
     def file(self, name: str) -> Path:
-        """Return the path of a file, fetched if it is not in the cache; ValueError if missing."""
+        """Return a file's path; fetch a hub file that is not cached, ValueError if none exists."""
         if not self.of_hub:
             return Path(self.place) / name
         cached_file = check.optional_module("transformers.utils", "llm").cached_file
@@ -331,7 +331,7 @@ def dtype_rule(dtype: str, device: str | torch.device) -> str:
 
 @contextmanager
 def _quiet(library: Any, downloads: bool) -> Iterator[None]:
-    """Silence progress bars, log lines and warnings in a block, but not the bars of downloads."""
+    """Silence progress bars, logs and warnings in a block; with ``downloads`` keep their bars."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     logging, bars_allowed = library.utils.logging, not are_progress_bars_disabled()

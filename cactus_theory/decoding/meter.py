@@ -39,7 +39,7 @@ class TokenLog:
         self.target, self.emitted = np.full((2, batch, room), np.nan)
 
     def enter(self, node: Node, spent: float, emitted: Emitted) -> None:
-        """Record the charge of an emitted token, and ln q and ln h if the log keeps them."""
+        """Record an emitted token: charge, directions and, if the log keeps them, ln q and ln h."""
         number, place, token = emitted
         self.charges[number, place] = spent
         self.directions[number] += node.directions
@@ -91,7 +91,7 @@ class Meter:
             self._enter_waiting()
 
     def sums(self) -> tuple[int, float]:
-        """Measure the collected nodes; return the number of rows and their summed divergence."""
+        """Measure the collected nodes; return the number of measured rows and the sum of D(h‖q)."""
         self._enter_waiting()
         return self.rows, self.total
 
@@ -125,7 +125,7 @@ class Meter:
 
     @one_thread()
     def _enter(self, pairs: Sequence[tuple[Node, Emitted | None]]) -> None:
-        """Measure all nodes at once, add up their charges, and log those of the emitted tokens."""
+        """Measure nodes together, add their charges to the sums, and log the emitted tokens."""
         charge_nodes([node for node, _ in pairs], self.divergence)
         for node, emitted in pairs:
             spent, accepted, raised = node.charge(self.divergence)

@@ -14,16 +14,17 @@ DIGIT = 10
 
 @compiled
 def cut_to_nucleus(scores: Row, probs: Row, lost: float, value: float) -> None:
-    """Write ``value`` over the scores of the least likely tokens, of ``lost`` or less probability.
+    """Write ``value`` over the scores of the least likely tokens, at most ``lost`` in probability.
 
     The likeliest token stays. Of tokens with equal float32 probabilities, the first are cut first.
     A row with NaN is left unchanged.
 
     Algorithm: a radix search for the edge, the least probability that stays. The bits of positive
-    floats sort as the floats do. For each of three digits, highest first, probabilities are summed
-    by digit over the tokens that agree with the edge so far; the edge's digit grows while the cut
-    mass stays at most ``lost``. After each digit, ``below`` is the mass of all tokens that are
-    smaller than the edge in the digits found. Three digits are all bits, so only ties are left.
+    floats sort as the floats do. For each of three digits (of 10 bits), highest first,
+    probabilities are summed by digit over the tokens that agree with the edge in the digits found
+    so far; the edge's digit grows while the cut mass stays at most ``lost``. After each digit,
+    ``below`` is the mass of all tokens that are smaller than the edge in the digits found. Three
+    digits are all bits, so only ties are left.
     """
     bits = probs.astype(np.float32).view(np.int32)
     edge, below, ties = np.int32(0), 0.0, 0

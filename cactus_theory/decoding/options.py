@@ -156,7 +156,7 @@ class DecodeOptions:
         return own_ends(target_model) if named is None else end_tokens(named)
 
     def at_ends_of(self, target_model: Any) -> "DecodeOptions":
-        """Return the options, with ``eos`` in policies replaced by the ids that end a text."""
+        """Return the options with ``eos`` in knobs of policies replaced by end-of-text ids."""
         ends = sorted(self.ends(target_model))
         policies = tuple(policy.at_ends(ends) for policy in self.policies)
         return self if policies == self.policies else replace(self, policy=policies)

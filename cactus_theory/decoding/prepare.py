@@ -184,12 +184,12 @@ def _check_model(name: str, model: Any, input_ids: Tensor, max_new_tokens: int) 
 
 
 def dtype_of(models: Iterable[Any]) -> str:
-    """Return the name of the models' dtype, or a list of names in order if dtypes differ."""
+    """Return the name of the models' dtype; if dtypes differ, the names joined by commas."""
     return ", ".join(dict.fromkeys(str(model.dtype).removeprefix("torch.") for model in models))
 
 
 def dtype_of_pair(target_model: Any, draft_model: Any) -> str:
-    """Return :func:`dtype_of` target and draft, after checking the draft against the target."""
+    """Return the dtypes' names as :func:`dtype_of` does, after checking draft against target."""
     drafts = {} if draft_model is None else as_drafter(draft_model).check(target_model)
     return dtype_of([target_model, *drafts.values()])
 

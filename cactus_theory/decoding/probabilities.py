@@ -20,12 +20,12 @@ from cactus_theory.verify.draft import Draft
 class Warp:
     """Function from logits to probabilities: processors, then softmax(logits / temperature).
 
-    At temperature 0 a row is 1 at the largest processed logit, the first one on ties, and else 0.
+    At temperature 0 a row is 1 at the (first) largest processed logit, and 0 at all other tokens.
     With ``soft`` the row at temperature 0 is the softmax at temperature 1, for policies that are
-    charged in regret. A row with NaN, or without a logit above −∞, becomes NaN throughout.
-    Rows have the precision of the logits, at least float32, and are written over the logits.
-    Half-precision logits are first copied to float32, and processors get copies; else no memory of
-    the size of the logits is allocated.
+    charged in regret. A row with NaN, or without a logit above −∞, becomes NaN throughout. Rows
+    have the precision of the logits, at least float32, and are written over the logits.
+    Half-precision logits are first copied to float32, and processors get copies; otherwise no
+    memory of the size of the logits is allocated.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Warp:
         drafted: Sequence[int],
         draft: Draft | None = None,
     ) -> Float[Tensor, "batch some vocab"]:
-        """Return the logits after processors and before the temperature."""
+        """Return the logits after processors and before the temperature; arguments as in a call."""
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         self.processors(Places(logits, texts, first, drafted, draft))

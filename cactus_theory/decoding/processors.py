@@ -4,8 +4,7 @@ The classes of transformers in ``FREE`` and ``KNOWN`` are functions of scores an
 called for many tokens at once. Every other processor is a *stranger*: a stranger may keep state
 between calls, such as the matcher of a grammar. So a stranger is called once for each emitted
 token, in order. For drafted tokens copies of the stranger are called, and thrown away afterwards.
-In a batch of several texts a stranger raises an error with its name, and so does a stranger whose
-state cannot be copied.
+ValueError names a stranger in a batch of several texts, or a stranger that cannot be copied.
 """
 
 import copy
@@ -47,10 +46,10 @@ BY_TEXT = ("encoder_input_ids", "generated_ngrams", "prompt_ignore_length")
 
 @dataclass(frozen=True)
 class Places:
-    """Rows of logits of a batch, and the ids before each row.
+    """Logits of a batch at several positions of each text, and the ids before each position.
 
-    The logits at (row, offset) are those after ``first + offset`` drafted tokens; in a tree, after
-    the drafted tokens on the path to node ``offset``.
+    The logits at (row, offset) are those of batch row ``row`` after ``first + offset`` drafted
+    tokens; in a tree, after the drafted tokens on the path to node ``offset``.
     """
 
     logits: Float[Tensor, "batch some vocab"]
@@ -64,7 +63,7 @@ class Places:
         return range(min(self.drafted[row] - self.first + 1, self.logits.shape[1]))
 
     def ids(self, row: int, offset: int) -> Int[Tensor, "1 length"]:
-        """Return the ids before a row as ``generate`` passes them to processors, with padding."""
+        """Return the ids before the logits at (row, offset), padded as ``generate`` passes them."""
         if self.draft is None or self.draft.parents is None:
             ids = self.texts.prefix(row, self.first + offset)
         else:  # ids of the node's ancestors, not of other branches
@@ -95,7 +94,7 @@ class Processors:
     """The logits processors of a decode, in the order of their calls.
 
     ``batch`` is the number of texts; ``drafts`` says whether the decode has a draft. ``strangers``
-    are the processors of classes that this module does not know.
+    are the processors whose classes are neither in ``FREE`` nor in ``KNOWN``.
 
     Raises
     ------
@@ -131,7 +130,7 @@ class Processors:
                 places.logits.copy_(scores.reshape(places.logits.shape))
 
     def settle(self, texts: Texts, taken: int, path: Sequence[int]) -> None:
-        """If there are strangers, call all processors for the emitted tokens after the first.
+        """If there are strangers, call all processors for a round's emitted tokens but the first.
 
         This updates the strangers' state; :meth:`_walk` has called them for the first token.
         ``taken`` is the number of emitted tokens; ``path`` are the indices of the accepted tokens
@@ -156,7 +155,7 @@ class Processors:
             places.logits[list(rows), list(offsets)] = of_rows(torch.cat(ids), scores)
 
     def _for_texts(self, one: Any, numbers: Sequence[int]) -> Any:
-        """Return a copy of a processor whose attributes ``BY_TEXT`` are those of these texts."""
+        """Return a copy of a processor, with these texts' entries in the attributes ``BY_TEXT``."""
         selected = copy.copy(one)
         for name in BY_TEXT:
             values = vars(one).get(name)
@@ -167,7 +166,7 @@ class Processors:
         return selected
 
     def _walk(self, places: Places) -> None:
-        """Call strangers for the next token of the text, and copies of them for drafted tokens.
+        """Call processors for the text's next token, and copies of them for drafted tokens.
 
         While the draft is made (``draft`` is None), only copies are called. When the target's rows
         are processed, the copies for a node are made from the copies for the node's parent.
@@ -236,9 +235,8 @@ def _nucleus(one: Any, scores: Float[Tensor, "rows vocab"]) -> Float[Tensor, "ro
 def library_name(one: Any) -> str | None:
     """Return the class name of a transformers processor without its ending, or None.
 
-    The endings are ``LogitsProcessor`` and ``LogitsWarper``. Any other class gives None.
-
-    A subclass of a class of transformers gives None, too.
+    The endings are ``LogitsProcessor`` and ``LogitsWarper``. A class from outside transformers
+    gives None, even if it is a subclass of a class of transformers.
     """
     kind = type(one)
     short = re.sub("Logits(Processor|Warper)$", "", kind.__name__)

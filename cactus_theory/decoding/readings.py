@@ -45,10 +45,12 @@ class Reading:
 
     Attributes
     ----------
-    rounds : (drafted, accepted, ended inside) → the number of such rounds of a text.
+    rounds : (drafted, accepted, ended) → the number of such rounds of a text; ``ended`` is whether
+        the text ended before the last token of the round.
     num_tokens : number of new tokens.
     emitted_divergence : Σ D(h‖q) over the verified rows, up to and including a round's first
-        rejection, each computed exactly; with a tilt also over the rows of bonus tokens.
+        rejection, each computed exactly; if the policy has a tilt or is ``truncated``, also over
+        the rows of bonus tokens and of tokens of rounds without a draft.
     largest_row_divergence : the largest D(h‖q) of a verified row.
     divergence : the name of the metered divergence, which sets the unit (nats for KL).
     rows : number of rows in ``emitted_divergence``; None for one request of a batch.
@@ -144,7 +146,7 @@ class Reading:
 
     @property
     def accepted_per_call(self) -> float:
-        """Return accepted tokens per target call (AL), without recovered and bonus tokens."""
+        """Return accepted tokens per target call, without recovered and bonus tokens."""
         return _share(self.num_accepted_tokens, self.num_calls)
 
     @property
@@ -154,12 +156,12 @@ class Reading:
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return the emitted divergence per new token; without a tilt bonus tokens add 0."""
+        """Return ``emitted_divergence`` divided by the number of new tokens; None if unknown."""
         return self._per_token(self.emitted_divergence)
 
     @property
     def emitted_divergence_per_row(self) -> float | None:
-        """Return the emitted divergence per verified row, 0 without rows; None if unknown."""
+        """Return ``emitted_divergence`` divided by ``rows``, 0 without rows; None if unknown."""
         if self.emitted_divergence is None or self.rows is None:
             return None
         return self.emitted_divergence / self.rows if self.rows else 0.0

@@ -58,9 +58,9 @@ class LogProbs:
         score a text (perplexity, reranking, the reference of a policy gradient).
     emitted : ln h, where h is the law that the token was drawn from, given the text before the
         token and given that the round reached the token: the emitted law of the token's policy
-        (``chain``), the row h at the node (``block``). For a bonus token or a token that was not
-        drafted h is q, or the tilted q of a policy with ``tilt``. Accepted and recovered tokens
-        have the same h.
+        (``chain``), the row h at the node (``block``). For a bonus token or a token of a round
+        without a draft h is q, or the row that a ``tilt`` or ``truncated`` puts in the place of q.
+        Accepted and recovered tokens have the same h.
 
     With a lossless policy, ``target`` and ``emitted`` are equal. Averaged over h,
     ``emitted − target`` of a token is the meter's charge for the token (KL). The sum over an answer
@@ -150,14 +150,14 @@ class GenerationResult:
 
 
 class Stopwatch:
-    """Stopwatch of a decode: adds the seconds since the last lap to a named part."""
+    """Stopwatch of a decode: adds the seconds since the last call of :meth:`lap` to a part."""
 
     def __init__(self) -> None:
         self.parts: dict[str, float] = {}
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """Add the seconds since the last lap to ``part``."""
+        """Add the seconds since the last call to ``part``, such as ``target``."""
         now = time.perf_counter()
         self.parts[part] = self.parts.get(part, 0.0) + now - self.last
         self.last = now

@@ -91,7 +91,7 @@ class Rounds(ABC):
 
     @abstractmethod
     def round(self) -> list[list[int]]:
-        """Run one round: every open text gets at least one token; return the new ids per text."""
+        """Run one round, which adds tokens to each text that has not ended; return the new ids."""
 
     @property
     @abstractmethod
@@ -100,9 +100,10 @@ class Rounds(ABC):
 
     @staticmethod
     def count(text: Text, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
-        """Add a round to a text's counts; return (drafted, accepted, ended inside).
+        """Add a round to a text's counts; return (drafted, accepted, ended).
 
-        ``tokens`` are those that verification returned, ``emitted`` those up to an end of the text.
+        ``tokens`` are the tokens that verification returned, ``emitted`` these up to an end of the
+        text; ``ended`` is whether this end left tokens out.
         """
         accepted = min(len(tokens) - 1, len(emitted))
         kind = drafted, accepted, len(emitted) < len(tokens)
@@ -138,7 +139,7 @@ class Rounds(ABC):
         p: Float[Tensor, "K vocab"] | None,
         places: range,
     ) -> DecodingError:
-        """Return the error for a text with a row, at one of ``places``, that is no distribution."""
+        """Return the error for text ``row``: one of its rows at ``places`` is no distribution."""
         place, name = _lawless((q, p), places)
         model, processors = self.opening.target_model, self.opening.warp.processors.all
         causes = list[str]()
@@ -184,9 +185,10 @@ class Rounds(ABC):
 
 
 def _lawless(rows: tuple[Tensor, Tensor | None], places: range) -> tuple[int, str]:
-    """Return the place of the first row that is no distribution, and the argument it is from.
+    """Return the first of ``places`` where a row is no distribution, and whose row it is.
 
-    If all rows of both models are distributions, the policy is to blame.
+    ``rows`` are one text's target and draft rows; the second result is ``target_model`` or
+    ``draft_model``. If all rows are distributions, return the first place and ``policy``.
     """
     for place in places:
         for name, probs in zip(("target_model", "draft_model"), rows, strict=True):

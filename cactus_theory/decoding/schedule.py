@@ -95,10 +95,10 @@ class Schedule(ABC):
     ) -> Int[Tensor, "K"]:
         """Return the index of the policy of each drafted token, from tokens and rows.
 
-        If a subclass overrides this method, it is called instead of :meth:`choose`. The policy of
-        token i may depend on ``drafted[:i]`` and on rows 0 to i, which are known before token i is
-        drawn. Override this method if the choices depend on rows. Choices after a rejected token
-        are never used.
+        If a subclass overrides this method, :meth:`choose` is not called. The policy of token i may
+        depend on ``drafted[:i]`` and on rows 0 to i, which are known before token i is drawn.
+        Override this method if the choices depend on rows. Choices after a rejected token are never
+        used.
         """
         return self.choose(state, drafted)
 
@@ -261,7 +261,7 @@ def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:
 def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str], str]:
     """Return the verifiers among ``names`` that support a policy or schedule, and an error text.
 
-    The text is the error of the last verifier that does not, or empty.
+    The text is the error of the last verifier that does not support it, or empty.
     """
     able, refused = [], ""
     for name in dict.fromkeys(names):

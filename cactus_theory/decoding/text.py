@@ -37,7 +37,8 @@ class Text:
     ended : whether an end-of-text token or ``stop`` has ended the text.
     rule : the policy or schedule of the text, with its state.
     stream : function that returns the next n coins of the text's random generator.
-    rounds : (drafted, accepted, ended inside) → the number of such rounds.
+    rounds : (drafted, accepted, ended) → the number of such rounds; ``ended`` is whether the text
+        ended before the last token of the round.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class Texts:
     are not on a path. ``given`` are the prompts with padding, as the caller passed them; None
     without padding.
 
-    ``policies`` has one entry for all texts or one per text. ``seeds`` is the seed of the first
-    text (text b uses the seed plus b), or one seed per text. ``stop`` is called after every token
-    of a text, in addition to the check of end-of-text ids.
+    ``room`` is the most new tokens of a text; ``eos`` are the end-of-text ids. ``policies`` has one
+    entry for all texts or one per text. ``seeds`` is the seed of the first text (text b uses the
+    seed plus b), or one seed per text. ``stop`` is called after every token of a text, in addition
+    to the check of end-of-text ids.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class Texts:
         return [self.append(row, ids) for row, ids in enumerate(emitted)]
 
     def append(self, row: int, ids: Sequence[int]) -> int:
-        """Append ids, already in the buffer, to a row's text up to its end; return their number."""
+        """Append ids that are in the buffer to a row's text, up to an end; return how many."""
         text, stop = self.rows[row], self.stop
         for count, token in enumerate(ids, 1):
             text.ids.append(token)
@@ -185,7 +187,7 @@ class Texts:
         return len(ids)
 
     def _write(self, at: Sequence[int], token: Int[Tensor, "batch"]) -> None:
-        """Write one id into every row b of the buffer, at index ``at[b]``, at most the last one."""
+        """Write ``token[b]`` into row b of the buffer at ``at[b]``, or the last index if less."""
         if self.batch == 1:
             self.buffer.select(1, at[0]).copy_(token)
             return

@@ -68,7 +68,7 @@ class Cuts:
 
     @classmethod
     def of(cls, logged: Mapping[str, Any]) -> "Cuts | None":
-        """Return the cuts logged in a manifest or file, or None; ValueError for invalid cuts."""
+        """Return the cuts in logged settings, or None without cuts; ValueError for invalid cuts."""
         values: list[Any] = [logged.get(field.name) for field in fields(cls)]
         return cls(*values) if "top_k" in logged else None
 
@@ -85,7 +85,7 @@ class Cuts:
         return _options(temperature, self.top_k, self.top_p, soft)
 
     def rows(self, *logits: Any, temperature: float) -> list[Any]:
-        """Return target rows and draft rows from logits, each with its cuts (:func:`cut_rows`)."""
+        """Return the cut rows of target and draft from their ``logits`` (by :func:`cut_rows`)."""
         sides = zip(logits, self._sides, strict=True)
         return [cut_rows(row, temperature=temperature, top_k=k, top_p=p) for row, (k, p) in sides]
 
@@ -128,7 +128,7 @@ def cut_rows(logits: Any, *, temperature: float = 1.0, top_k: int = 0, top_p: fl
 
 
 def _options(temperature: float, top_k: int, top_p: float, soft: bool = False) -> dict[str, Any]:
-    """Return ``temperature`` and ``logits_processor`` for one pair of top-k and top-p."""
+    """Return the keywords ``temperature`` and ``logits_processor`` for one top-k and top-p."""
     if (temperature == 0 and not soft) or (top_k, top_p) == (0, 1.0):
         return {"temperature": temperature, "logits_processor": ()}
     library = check.optional_module("transformers", "llm")

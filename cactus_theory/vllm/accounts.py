@@ -1,16 +1,17 @@
 """Keep the record of each request: its policy, the nats charged under its cap, its readings.
 
 A record lasts from the request's first step to its end. It survives preemption: tokens that are
-then computed again are not emitted again and are not charged again. The tokens of rounds and of
-steps without a draft are credited, also the token that the prompt's step emits, so that the cap
-of :class:`~cactus_theory.decoding.ledger.Ledger` holds at every length of the answer.
+then computed again are not emitted again and are not charged again. Each emitted token adds the cap
+to the nats that the request may spend, also a token of a step without a draft and the token that
+the prompt's step emits. So the cap of :class:`~cactus_theory.decoding.ledger.Ledger` holds at every
+length of the answer.
 
-With ``CACTUS_READINGS`` every request writes one line of JSON when it ends, which ``promise
---readings`` reads; SERVING.md lists the fields.
+With ``CACTUS_READINGS`` every request writes one line of JSON when it ends, which the command
+``promise --readings`` reads; SERVING.md lists the fields.
 
 The engine may end a text inside a round. The counts of drafts and steps then include the tokens of
-the round after the end, as the counters do, but the answer does not. At most K tokens are in
-excess, or 2K + 1 with asynchronous scheduling, where the next round has already begun.
+the round after the end, as the Prometheus counters do, but the answer does not. At most K tokens
+are in excess, or 2K + 1 with asynchronous scheduling, where the next round has already begun.
 """
 
 import json
@@ -55,11 +56,11 @@ class Request:
 
     @property
     def strict(self) -> bool:
-        """Return whether vLLM's own rule judges drafts: a greedy request, no regret policy."""
+        """Return whether vLLM's rule judges the drafts: if greedy and without a regret policy."""
         return self.greedy and self.policy.unit != REGRET
 
     def book(self, nodes: Sequence[Node], emitted: int) -> Meter:
-        """Charge the account for the nodes of a round, and credit its ``emitted`` tokens.
+        """Charge the request for a round's nodes, and count ``emitted`` tokens for the cap.
 
         Return a meter with the measurements of the nodes, empty without readings.
         """
@@ -74,7 +75,7 @@ class Request:
         return measured
 
     def step(self, drafted: int, accepted: int) -> None:
-        """Count a round, or a step without a draft, whose one token is credited to the account."""
+        """Count a round, or a step without a draft, whose one token then counts for the cap."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
         self.emitted += accepted + 1
         if not drafted:
@@ -113,7 +114,11 @@ class Request:
 def reporter_of(
     where: str, log: Callable[[str], None], warn: Callable[[str], None]
 ) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes readings as lines of JSON, to the log or the end of a file."""
+    """Return a function that writes readings as lines of JSON, to the log or the end of a file.
+
+    ``where`` is ``log`` or the file's path. If lines could not be written to the file, ``warn``
+    gets their number.
+    """
     import fcntl
 
     lost, warned = 0, -math.inf

@@ -2,8 +2,8 @@ r"""Verify the drafts of a batch in the layout of vLLM's V1 runner; needs torch,
 
 Rows are flat: the N drafted tokens of B requests follow one another. ``target_logits`` (N, V) have
 temperature, top-k and top-p applied (−∞ for an excluded token). ``draft_probs`` (N, V) is the
-distribution that the drafts were drawn from, the softmax of the draft's logits over T without top-k
-and top-p, or None for a deterministic drafter. The emitted tokens are:
+distribution that the drafts were drawn from, the softmax of the draft's logits divided by the
+temperature, without top-k and top-p, or None for a deterministic drafter. The emitted tokens are:
 
 * for a request with drafts, the tokens that its policy emits for q = softmax(target_logits). A
   token with q = 0 is never emitted, even if its coin (the uniform random number) is exactly 0;
@@ -58,12 +58,11 @@ class FlatBatch:
     relaxed: bool = False
 
     def parts(self, relaxed: Sequence[bool]) -> list[tuple[list[int], "FlatBatch"]]:
-        """Split the batch into requests that are not relaxed and relaxed greedy requests.
+        """Split off the *relaxed* requests: the greedy ones whose drafts a regret policy judges.
 
-        ``relaxed`` marks the greedy requests whose drafts a regret policy judges. Return (indices
-        of the requests, their batch) for each of the two parts that has requests. Relaxed requests
-        get no draft rows: vLLM drafts for greedy requests by argmax, even where it returns rows for
-        them beside sampled requests.
+        ``relaxed`` marks these requests. Return (indices of the requests, their batch) for each of
+        the two parts that has requests. Relaxed requests get no draft rows: vLLM drafts for greedy
+        requests by argmax, even where it returns rows for them beside sampled requests.
         """
         parts = list[tuple[list[int], FlatBatch]]()
         for are_relaxed in (False, True):
@@ -153,7 +152,7 @@ class FlatBatch:
 
     @cached_property
     def draft(self) -> Draft:
-        """Return the draft for a verifier; greedy and unknown requests have no tokens in it."""
+        """Return the draft for a verifier; greedy requests and ``unknown`` have no tokens in it."""
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 
@@ -243,7 +242,11 @@ def toss(batch: FlatBatch) -> Coins:
 
 
 def _counts(batch: FlatBatch, ids: Tensor, lengths: Tensor) -> list[int] | Tensor:
-    """Return how many drafted tokens to verify: up to a placeholder; 0 if greedy or unknown."""
+    """Return how many drafted tokens of each request with drafts a policy verifies.
+
+    Tokens from a placeholder on do not count, nor do those of greedy requests and of requests in
+    ``unknown``.
+    """
     usable = (ids >= 0).long().cumprod(-1).sum(-1).minimum(lengths)
     without_draft = [
         row in batch.unknown or (batch.greedy is not None and batch.greedy[row])

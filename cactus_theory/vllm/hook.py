@@ -11,7 +11,8 @@ error, the lossless policy verifies the drafts of that step, and a warning is lo
 
 The bonus token is the token that the engine has already drawn. The uniform random numbers for
 acceptance and recovery come from the device's default generator. A request with a ``seed`` has its
-own generator, so its numbers do not depend on the batch; sampled drafts do, as drafters ignore it.
+own generator, so its numbers do not depend on the batch; sampled drafts depend on the batch, as
+drafters ignore the seed.
 
 A step may lack the rows that some request's tokens were drawn from. vLLM then treats all tokens of
 the batch as deterministic drafts, which keeps a lossless law but changes a lossy one. The hook
@@ -49,7 +50,7 @@ class Hook:
     runner : the runner that is sampling; None outside a step.
     counts_here : whether this process counts; only one of the processes that share a model does.
     requests : the record of each request, by its id.
-    write : takes the readings of ended requests; None without readings.
+    write : function that writes the readings of ended requests; None without readings.
     """
 
     def __init__(
@@ -161,7 +162,10 @@ class Hook:
         self, requests: Sequence[Request], counts: Sequence[int],
         output: Tensor | None = None, greedy: Sequence[bool] | None = None,
     ) -> None:  # fmt: skip
-        """Count a step of each request: the tokens of ``output``, 1 if None, 0 inside a prompt."""
+        """Count each request's tokens of a step: those of ``output``, or 1 by default.
+
+        A request inside its prompt gets no token.
+        """
         if not requests or not (self.counts_here or self.settings.cap is not None):
             return
         emitted = [1] * len(counts) if output is None else (output >= 0).sum(-1).tolist()

@@ -74,8 +74,8 @@ def install(settings: Settings) -> Hook:
 def check_names(module: Any, worker: Any) -> None:
     """Raise UnknownVersion unless vLLM has every name that the hook uses.
 
-    Also raise it unless the sampler looks ``rejection_sample`` up in its module by name: otherwise
-    the replacement would never be called.
+    UnknownVersion is also raised unless the sampler looks ``rejection_sample`` up in its module by
+    name: otherwise the replacement would never be called.
     """
     from vllm.config import VllmConfig  # pyright: ignore[reportMissingImports]
     from vllm.engine.arg_utils import EngineArgs  # pyright: ignore[reportMissingImports]

@@ -148,7 +148,7 @@ class Tally:
             self.skip += 1 + self._gap()
 
     def _gap(self) -> int:
-        """Draw how many rows to skip, so that each row is measured with probability 1/meter."""
+        """Draw how many rows to skip, so that one row in ``settings.meter`` is measured."""
         if self.settings.meter <= 1:
             return 0  # 1: every row is measured; 0: the meter is off, and the gap is not used
         return int(math.log(1 - self.chance.random()) / math.log(1 - 1 / self.settings.meter))
@@ -205,7 +205,7 @@ class Reporter:
             self.log(f"Cactus metrics: {self.tally.line()}")
 
     def send(self, read: bool = True) -> None:
-        """Send token counts and ended answers; with ``read`` also positions and meter sums."""
+        """Send token counts and answers; with ``read`` also counts by position and meter sums."""
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
             unit = {"divergence": counts.meter.divergence.spec}
@@ -225,7 +225,7 @@ class Reporter:
             self.last_sent = time.monotonic()
 
     def _raise(self, name: str, value: float, **labels: str) -> None:
-        """Raise a counter to ``value``, which :meth:`send` passes as a total."""
+        """Raise a Prometheus counter, which takes increases only, to the total ``value``."""
         key = (name, *labels.values())
         increase = value - self.sent_totals.get(key, 0)
         if increase > 0:

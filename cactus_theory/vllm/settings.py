@@ -206,7 +206,7 @@ def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy
 
 
 def _meter(text: str, readings: str) -> int:
-    """Return n if one verified row in n is measured, 0 for none; with readings n must be 1."""
+    """Return n from ``CACTUS_METER``: one verified row in n is measured (0: none; readings: 1)."""
     if readings:
         if text not in ("", "1"):
             raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")

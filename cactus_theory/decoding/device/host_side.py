@@ -56,7 +56,7 @@ class DeviceRounds(Rounds):
         return self.rounds, self.rounds * self.width
 
     def run(self) -> GenerationResult:
-        """Feed the prompts, then decode until every text has ended or is full."""
+        """Feed the prompts, then decode until every text has ended or has all its new tokens."""
         self.clock.lap("other")
         self._prefill()
         return super().run()
@@ -74,7 +74,7 @@ class DeviceRounds(Rounds):
             self.clock.lap(part)
 
     def round(self) -> Tokens:
-        """Run one round: every open text gets at least one token; return the new ids per text."""
+        """Run one round, which adds tokens to each text that has not ended; return the new ids."""
         texts = self.texts
         # −1 for a text without room: it has ended or is full
         draft_lengths = [min(self.width, text.room - 1) for text in texts.rows]
@@ -122,13 +122,13 @@ class DeviceRounds(Rounds):
         return probabilities(target, self.temperature), p
 
     def _wait(self) -> None:
-        """Wait for the device, so that its work counts for the part that the stopwatch charges."""
+        """Wait for the device, so that the stopwatch adds its seconds to the right part."""
         if captures(self.device):
             torch.cuda.synchronize(self.device)
 
 
 def capacity(texts: Texts, width: int) -> int:
-    """Return a cache's capacity: a multiple of BUCKET, with room for the last round's draft."""
+    """Return a cache's positions per row: a multiple of 256 (``BUCKET``), with room for a draft."""
     return _whole_buckets(texts.capacity + width)
 
 

@@ -97,7 +97,7 @@ def never_waits(job: Callable[[], Any], device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A round's outcome; ``report``, for the host, has ids, accepted count and last token."""
+    """A round's outcome; ``report`` has each text's drafted ids, number accepted and last token."""
 
     logits: Logits
     verdict: Verdict
@@ -212,7 +212,7 @@ class Round:
         return self.whole(end)
 
     def _score(self, end: int) -> Logits:
-        """Draft, and run the target over the last settled token and the drafted tokens."""
+        """Draft, and run the target over each text's last token and its drafted tokens."""
         inputs = self.inputs
         ids, logits = self._propose(end)
         positions = inputs.lengths[:, None] - 1 + torch.arange(ids.shape[1] + 1, device=ids.device)

@@ -55,7 +55,7 @@ def drafter_by(mode: str, draft_model: Any) -> Drafter:
 
 
 def named_drafter(name: str | Path) -> Drafter | None:
-    """Return the drafter of a name that needs no files, None for any other name.
+    """Return the drafter of a name without files, such as ``exit:20``; None for any other name.
 
     ValueError for ``exit`` and ``skip`` without a number of layers, and for unknown knobs.
     """

@@ -94,7 +94,7 @@ class Eagle3Drafter(Drafter):
 
 
 def _packed(head: Eagle3Head) -> Any:
-    """Return the head's map ``fc``, laid out for faster calls if small or packed by oneDNN."""
+    """Return the linear map ``fc``, copied for faster calls if small or if oneDNN packs it."""
     weight = head.fc.weight
     return Linear(weight) if weight.numel() <= JOINED_ENTRIES or packs(weight) else head.fc
 
@@ -123,7 +123,7 @@ class Eagle3Drafting(SampledDrafting):
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
         """Draft token by token: draw a token, then feed its embedding with the layer's output.
 
-        First the layer reads the settled tokens whose units are not cached yet (:meth:`fresh`).
+        First the layer reads the text's tokens whose units are not cached yet (:meth:`fresh`).
         """
         lengths = self.planned(wanted)
         if not any(lengths):

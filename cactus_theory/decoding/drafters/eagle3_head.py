@@ -1,10 +1,10 @@
 """The network of an EAGLE-3 head, loaded from a folder in the format of ``speculators``.
 
-One Llama layer reads a token's embedding and a *stream*. The stream is made of the target's hidden
-states, in a few layers, at the token *before*. If the token before was drafted, there are no such
-states, and the stream is the layer's output at that token, before the final norm. The head scores
-``draft_vocab_size`` tokens; token i of these has the target's id i + ``d2t[i]``. All other tokens
-have p = 0. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
+One Llama layer reads a token's embedding and a second vector, the *stream*, which is made of the
+target's hidden states, in a few layers, at the token *before*. If the token before was drafted,
+there are no such states, and the stream is the layer's output at that token, before the final norm.
+The head scores ``draft_vocab_size`` tokens; token i of these has the target's id i + ``d2t[i]``.
+All other tokens have p = 0. Source: EAGLE-3 (Li et al., arXiv 2503.01840).
 """
 
 import json
@@ -155,7 +155,7 @@ class Eagle3Head(nn.Module):
         return whole.index_copy_(-1, self.ids, rows)
 
     def _fill(self, weights: dict[str, Tensor], dtype: torch.dtype | None) -> None:
-        """Load the file's tensors as weights; ValueError for a missing, unknown or wrong one."""
+        """Load a file's tensors as weights; ValueError if any is missing, unknown or misshapen."""
         filled = {"ids": self.ids, "settings": self.settings}
         for name, parameter in self.state_dict().items():
             stored = name.removeprefix("core.").removeprefix("model.")

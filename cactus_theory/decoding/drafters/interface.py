@@ -1,7 +1,8 @@
 """The interface of drafters: begin a decode, propose tokens, update after a verified round.
 
 A :class:`Drafter` holds options; its :class:`Drafting` holds the state of one decode. The host loop
-calls both; :class:`SampledDrafting` helps drafters that draw tokens from logits.
+calls the methods of both classes; :class:`SampledDrafting` helps drafters that draw tokens from
+logits.
 """
 
 from abc import ABC, abstractmethod
@@ -26,13 +27,13 @@ class DraftContext:
     """The parts of one decode that a drafter may use.
 
     ``width`` is the most tokens of a path in one call of :meth:`Drafting.propose`. ``fast_forward``
-    is as in :func:`cactus_theory.generate`. ``beside`` is how many alternatives to each token of a
-    deterministic path :meth:`Drafting.others` must return. ``features`` is the target with
-    its cache, or None if a drafter is tried without a target. ``features.hidden`` returns hidden
-    states of the layers in :meth:`Drafter.reads`, for the first ``features.lengths`` tokens of each
-    text. The target's verifying pass writes these states, and states of rejected tokens are
-    dropped. So before the first round there are no states; afterwards there are states of all
-    tokens of a text but the last.
+    is as in :func:`cactus_theory.generate`. ``beside`` is the largest ``most`` with which
+    :meth:`Drafting.others` is called. ``features`` is the target with its cache, or None if a
+    drafter is tried without a target. ``features.hidden`` returns hidden states of the layers in
+    :meth:`Drafter.reads`, for the first ``features.lengths`` tokens of each text. The target's
+    verifying pass writes these states, and states of rejected tokens are dropped. So before the
+    first round there are no states; afterwards there are states of all tokens of a text but the
+    last.
     """
 
     target_model: Any
@@ -57,7 +58,7 @@ class Drafting(ABC):
 
     @abstractmethod
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft a path of up to ``wanted[b]`` tokens after the settled tokens of row b.
+        """Draft a path of up to ``wanted[b]`` tokens after the current text of batch row b.
 
         The drafted tokens are also written into the texts' buffer. ``coins`` are uniform random
         numbers of [0, 1), one for each sampled token, in the order of the tokens. The loop reads
@@ -66,7 +67,7 @@ class Drafting(ABC):
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep the state of these rows, in this order (no row moves to a later place)."""
+        """Keep the state of these batch rows, in this order (no row moves to a later place)."""
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
         """Return up to ``most`` alternatives to each token of each row's deterministic path.
@@ -103,9 +104,9 @@ class SampledDrafting(Drafting):
         draft_lengths: Sequence[int],
         coin: Tensor,
     ) -> Int[Tensor, "batch"]:
-        """Draw drafted token number ``offset`` of every row; store token and row p; return tokens.
+        """Draw drafted token number ``offset`` of every text; store token and row p; return tokens.
 
-        The logits are overwritten. Tokens of rows that draft no more are arbitrary.
+        The logits are overwritten. Tokens of texts whose draft has ended are arbitrary.
         """
         if self.deterministic:
             scores = self.warp.scores(logits, self.texts, offset, draft_lengths)[:, 0]
@@ -134,11 +135,11 @@ class SampledDrafting(Drafting):
         return self.probs
 
     def rows(self, drafted: int) -> Float[Tensor, "batch some vocab"] | None:
-        """Return the rows of the first ``drafted`` tokens; None for deterministic drafts."""
+        """Return the rows p of the first ``drafted`` tokens; None for deterministic drafts."""
         return None if self.probs is None else self.probs[:, :drafted]
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return for each token of a path the likeliest tokens of the logits that it came from."""
+        """Return for each token of a path the likeliest tokens, by the logits at its position."""
         places = range(max(map(len, paths)))
         return torch.stack([self.likeliest[place] for place in places], 1).tolist()
 
@@ -162,9 +163,9 @@ class Drafter(ABC):
         """Return the drafter's state for one decode."""
 
     def check(self, target_model: Any) -> dict[str, Any]:
-        """Raise for a target that the drafter cannot serve; return further models to check.
+        """Raise for a target that the drafter cannot draft for; return further models to check.
 
-        The models come by the name of their argument, such as ``draft_model``.
+        The models are returned by the name of their argument, such as ``draft_model``.
         """
         return {}
 

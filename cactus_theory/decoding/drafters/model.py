@@ -1,19 +1,19 @@
 r"""Draft with a smaller causal LM of the same vocabulary, and stop where the model is unsure.
 
 Verification ends at the first rejection, so that tokens drafted after a doubtful token are mostly
-wasted. With ``stop``, a text's draft ends where its tokens will probably not all be accepted. Let
-φ̂(p) be the expected acceptance of a token that was drafted with probability p. The draft goes on
-after tokens d_1..d_j iff
+wasted. With a threshold ``stop``, a draft ends where its tokens will probably not all be accepted.
+Let φ̂(p) be the expected acceptance of a token that was drafted with probability p. The draft goes
+on after tokens d_1..d_j iff
 
 .. math:: \prod_{i \le j} \hat φ(p_i(d_i)) \ge threshold
 
-The rule is a heuristic in φ̂, but the emitted law does not depend on it: all of d_1..d_j are
-verified, including d_j, and whether d_{j+1} is drafted depends on earlier tokens only (THEORY.md,
-Theorem 12). Dropping d_j because of p(d_j) would change the law: with q = (0.5, 0.5) and
-p = (0.8, 0.2), dropping drafted tokens with p(d) < 0.3 emits (0.6, 0.4).
+The rule is a heuristic, as φ̂ is an estimate, but the emitted law does not depend on the rule: all
+of d_1..d_j are verified, including d_j, and whether d_{j+1} is drafted depends on earlier tokens
+only (THEORY.md, Theorem 12). Dropping d_j because of p(d_j) would change the law: with
+q = (0.5, 0.5) and p = (0.8, 0.2), dropping drafted tokens with p(d) < 0.3 emits (0.6, 0.4).
 
 At least one token is drafted, at most K. Deterministic drafts (greedy decoding, n-grams, all drafts
-at temperature 0) have p(d) = 1, which tells nothing, and are not stopped.
+at temperature 0) have p(d) = 1, which says nothing about acceptance, and are not stopped.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,8 @@ class ModelDrafter(Drafter):
 
     With ``greedy`` the likeliest token is drafted instead of a sampled token, and drafts are
     deterministic, that is, verified as one-hot rows. ``stop``, a threshold in [0, 1], ends a text's
-    draft early, where the estimated probability that all its tokens are accepted is below ``stop``.
+    draft early, where the estimated probability that all drafted tokens are accepted is below
+    ``stop``.
 
     The model's vocabulary may be padded to a different size than the target's: tokens that the
     model lacks have p = 0, and tokens that the target lacks are cut. Drafting stops where the
@@ -120,8 +121,8 @@ class ModelDrafting(SampledDrafting):
     def _shorten(self, lengths: list[int], drafted: int, token: Int[Tensor, "batch"]) -> None:
         """End the draft of each row after ``drafted`` tokens if the rule of ``stop`` says so.
 
-        One number per row is read from the device in one transfer. On CUDA the host waits for each
-        drafted token: without the number no step can be saved. Rows that have stopped are skipped.
+        Each row's p of the last drafted token is read from the device, in one transfer. So on CUDA
+        the host waits after each drafted token. Rows whose draft has ended are skipped.
         """
         assert self.probs is not None and self.stop is not None
         p = self.probs[:, drafted - 1].gather(1, token[:, None])[:, 0]

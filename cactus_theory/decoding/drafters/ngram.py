@@ -56,7 +56,7 @@ class NGramDrafting(Drafting):
         self.indexed = [0] * texts.batch
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft up to ``wanted[b]`` tokens for each row, copied from behind the match."""
+        """Draft for each row b up to ``wanted[b]`` tokens, found by :meth:`look_up`."""
         return write(self.texts, [self.look_up(row, count) for row, count in enumerate(wanted)])
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -64,7 +64,7 @@ class NGramDrafting(Drafting):
         self.indexed = [self.indexed[row] for row in rows]
 
     def look_up(self, row: int, count: int) -> list[int]:
-        """Return up to ``count`` tokens that followed the longest match in a row."""
+        """Return up to ``count`` tokens that followed the longest match of a row's last tokens."""
         ids = self.texts.rows[row].ids
         self._index(row, ids)
         for size in self.sizes:
@@ -75,11 +75,11 @@ class NGramDrafting(Drafting):
         return []
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return other tokens that followed a match: of longer matches first, then the latest."""
+        """Return other tokens that followed the same n tokens: larger n first, then the latest."""
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:
-        """Return up to ``most`` other followers of the text before each token of the path."""
+        """Return for each path token up to ``most`` others that followed the same n tokens."""
         others, context = [], list(self.texts.rows[row].ids)
         for token in path:
             tokens = {token: None}  # an ordered set that begins with the path's token

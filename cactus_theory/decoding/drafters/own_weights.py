@@ -36,7 +36,7 @@ class OwnWeights(Drafter):
         check_stop(self.stop)
 
     def of(self, target_model: Any) -> Any:
-        """Return the draft model of a target; ValueError for a target without one."""
+        """Return the draft model made of a target's weights; ValueError if none can be made."""
         raise NotImplementedError
 
     def begin(self, setting: DraftContext) -> Drafting:
@@ -90,8 +90,8 @@ class EarlyExit(OwnWeights):
 class SkipLayers(EarlyExit):
     """Draft with the target without ``layers`` of its n layers: slow, for measuring emitted laws.
 
-    Layers i n / (layers + 1), rounded down, for i = 1, 2, … are left out; the first and the last
-    layer stay.
+    Layers i n / (layers + 1), rounded down, for i = 1, …, ``layers`` are left out; the first and
+    the last layer stay.
 
     Examples
     --------
@@ -110,9 +110,9 @@ class SkipLayers(EarlyExit):
 class FourBit(OwnWeights):
     """Draft with the target's weights rounded to four bits: slow, for measuring emitted laws.
 
-    In a copy of the target all linear weights except the head's are rounded to an integer from −7
-    to 7 times a scale; each group of 32 weights of a row (one output) has a scale. The copy is made
-    once per target, and does not follow later changes of the target's weights.
+    In a copy of the target all linear weights except the LM head's are rounded to an integer from
+    −7 to 7 times a scale; each group of 32 weights of a row (one output) has a scale. The copy is
+    made once per target, and does not follow later changes of the target's weights.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def _without(model: Any, left_out: Collection[int]) -> Any:
 def _at(layer: Any, place: int) -> Any:
     """Return a layer with ``layer_idx`` set to ``place`` in all parts, copied only if needed.
 
-    Without this the layers after a gap would write to cache layers that do not exist.
+    Without this the layers after a left-out layer would write to cache layers that do not exist.
     """
     moved = {name: _at(part, place) for name, part in layer.named_children()}
     if getattr(layer, "layer_idx", place) == place and moved == dict(layer.named_children()):
@@ -181,7 +181,7 @@ def _at(layer: Any, place: int) -> Any:
 
 
 def _shallow(module: Any) -> Any:
-    """Return a copy of a module that shares its children, but not the table of children."""
+    """Return a copy of a module that has the same children in a new table of children."""
     twin = copy.copy(module)
     twin._modules = dict(module._modules)
     twin.__dict__.pop("forward", None)  # an attribute ``forward`` is bound to the original module
@@ -190,7 +190,7 @@ def _shallow(module: Any) -> Any:
 
 @torch.no_grad()
 def _in_four_bits(model: Any) -> Any:
-    """Return a copy of a causal LM with the weights of all linear layers but the head's rounded.
+    """Return a copy of a causal LM with all linear weights rounded, except the LM head's.
 
     An entry becomes an integer from −7 to 7 times the scale of its group (:func:`_rounded`), in
     the weight's dtype. Biases, norms and embeddings stay.
@@ -214,9 +214,9 @@ def _in_four_bits(model: Any) -> Any:
 
 
 def _rounded(weight: Tensor) -> Tensor:
-    """Return a weight with each group of GROUP entries of a row rounded to multiples of a scale.
+    """Return a weight with each group of 32 entries of a row rounded to multiples of a scale.
 
-    The scale is the group's largest absolute entry divided by LARGEST, so that multiples reach ±7.
+    The scale is the group's largest absolute entry divided by 7, so that multiples reach ±7.
     """
     rows, width = weight.shape
     groups = nn.functional.pad(weight, (0, -width % GROUP)).reshape(rows, -1, GROUP)

@@ -80,7 +80,7 @@ class SiblingsDrafting(Drafting):
         self.before: list[int] = []
 
     def propose(self, wanted: Sequence[int], coins: Float[Tensor, "batch K"]) -> Draft:
-        """Draft the path and its siblings; in a row the path's tokens come first."""
+        """Draft the path and its siblings; in each draft the path's tokens come first."""
         trunk = self.inner.propose(wanted, coins)
         self.calls = self.inner.calls
         paths = zip(trunk.token_ids.tolist(), trunk.lengths, strict=True)
@@ -101,8 +101,8 @@ class SiblingsDrafting(Drafting):
     def settle(self) -> None:
         """Update the path's drafter as if each text ended after its first token not on the path.
 
-        The path's drafter has cached its path only, and expects that a round appends a part of the
-        path and one token more. The drafter reads the remaining tokens in the next round.
+        The path's drafter has cached its path only, and is written for rounds that append a part of
+        the path and one more token. The drafter reads the remaining tokens in the next round.
         """
         drafted = zip(self.texts.rows, self.paths, self.before, strict=False)
         for text, path, start in drafted:
@@ -118,11 +118,12 @@ class SiblingsDrafting(Drafting):
 def with_siblings(
     trunk: Draft, fixed: Sequence[Sequence[Sequence[int]]], m: int, deterministic: bool = True
 ) -> Draft:
-    """Return the paths of ``trunk`` with up to ``m`` siblings, out of ``fixed``, at each place.
+    """Return ``trunk``, a draft of single paths, with up to ``m`` siblings added at each place.
 
-    The first tokens of a row are the path, whose nodes have the rows of ``trunk``. A path's token
-    that is also in ``fixed`` is one node; ids of −1 are skipped. With ``deterministic`` the fixed
-    tokens are declared to the verifier; else siblings are marked neither sampled nor deterministic.
+    ``fixed`` has the candidates for siblings, by text and place. The first tokens of a row are the
+    path, whose nodes have the rows of ``trunk``. A path's token that is also in ``fixed`` is one
+    node; ids of −1 are skipped. With ``deterministic`` the fixed tokens are declared to the
+    verifier; else siblings are marked neither sampled nor deterministic.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, fixed_ids in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):

@@ -41,7 +41,7 @@ class RaggedCache:
     ) -> tuple[Tensor, Tensor]:
         """Return the memory of a layer's keys and values, allocated at the first call.
 
-        The memory starts as zeros: masked positions enter sums with weight 0, and NaN would stay.
+        The memory starts as zeros: masked positions enter sums with weight 0, and 0 · NaN is NaN.
         """
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
@@ -71,8 +71,9 @@ class RaggedCache:
     def select(self, row: int, length: int, path: Sequence[int]) -> None:
         """Keep the first ``length`` positions of a row, and ``length + i`` for each i in ``path``.
 
-        Use after feeding a tree at ``length``: ``path`` are the ascending fed indices from a root
-        down. States move to be contiguous; a path 0, 1, 2, … copies nothing.
+        Use after feeding a tree at ``length``: ``path`` are ascending indices among the fed tokens,
+        along a path from a root down. States move to be contiguous; a path 0, 1, 2, … copies
+        nothing.
         """
         cached = self.lengths[row]
         if not 0 <= length <= cached:
@@ -218,9 +219,10 @@ def _tree(
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
-    """Return the mask of tree nodes: a node attends to the prefix, its ancestors and itself.
+    """Return positions and mask of tree nodes, to attend to the cache, ancestors and themselves.
 
-    ``real`` is False at padding, which gets the positions ``chain``; None without padding.
+    ``starts`` are the numbers of cached tokens, ``slots`` the slots of the fed tokens. ``real`` is
+    False at padding, which gets the positions ``chain``; None without padding.
     """
     batch, new = slots.shape
     if real is not None:

@@ -4,7 +4,8 @@ Some model families ignore the cache, count positions from a padding id, or make
 fit one call for rows of different lengths. Adapters put virtual tokens in front. So a few tokens
 are run in every way in which :class:`CachedModel` uses a model. A model whose logits differ raises
 an error with the reason, or decodes one text at a time. A target in single or double precision with
-quantised activations raises an error, too, even if the logits of these few tokens agree.
+quantised activations raises an error, too, even if the logits of these few tokens agree. In all
+functions ``whole`` are the logits of the tokens without a cache.
 """
 
 import inspect
@@ -76,7 +77,7 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
 
 
 def _anchor(model: Any) -> Any:
-    """Return the model's embedding, or the model if it names none."""
+    """Return the model's embedding, by which results are kept; the model if it names none."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
@@ -139,7 +140,7 @@ def _quantised(model: Any, ids: Tensor, whole: Tensor, change: str | None) -> bo
 
 
 def _ragged_difference(model: Any, ids: Tensor, whole: Tensor) -> float:
-    """Return the difference of ragged passes from ``whole``; ∞ if the model cannot run them."""
+    """Return how far logits of rows of unequal lengths are from ``whole``; ∞ if they cannot run."""
     if not _may_run_together(model):
         return math.inf
     try:
@@ -206,7 +207,7 @@ def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 
 def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows tokens vocab"]:
-    """Return the logits of the texts, fed in ragged steps and finally as trees."""
+    """Return the logits of the texts, fed by unequal numbers of tokens and finally as trees."""
     forward, logits = _forward(model), whole.clone()
     for counts, keep in (([2, 4], [1, 1]), ([1, 1], [1, 1]), ([2, 1], [2, 1])):
         lengths = forward.cache.lengths
@@ -225,7 +226,7 @@ def _ragged(model: Any, ids: Tensor, whole: Tensor) -> Float[Tensor, "rows token
 
 
 def _write_kept(logits: Tensor, ends: list[int], keep: list[int], last: Tensor) -> None:
-    """Write each row's ``keep`` last logits, which end at token ``ends``, into ``logits``."""
+    """Write ``keep[b]`` logits of row b from ``last`` into ``logits``, up to token ``ends[b]``."""
     for row, (end, count) in enumerate(zip(ends, keep, strict=True)):
         logits[row, end - count : end] = last[row, :count]
 
@@ -235,7 +236,7 @@ def _forward(model: Any) -> LibraryForward:
 
 
 def _difference(logits: Tensor, whole: Tensor) -> float:
-    """Return the root mean square difference of logits, relative to their spread."""
+    """Return the RMS difference of logits from ``whole``, divided by the spread of ``whole``."""
     size = (whole - whole.mean(-1, keepdim=True)).double().square().mean()
     return float(((logits - whole).double().square().mean() / size.clamp(min=1e-300)).sqrt())
 

@@ -3,7 +3,7 @@
 A ragged batch runs as one call of the model. Every layer writes each row's new states at the row's
 length and returns the slots up to the end of the longest row. Position ids and a mask
 (B, 1, new, end), which transformers' mask functions return unchanged, say which slots belong to
-each row. Rows of equal length need neither: the model makes its causal mask.
+each row. Rows of equal length need no ids and no mask: the model makes a causal mask.
 """
 
 import inspect

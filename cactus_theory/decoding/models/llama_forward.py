@@ -50,7 +50,7 @@ class Weights:
 
 
 def _copied(model: Any) -> bool:
-    """Return whether to copy weights: of a small model, or of a model whose weights are packed."""
+    """Return whether to copy weights: of small models, and of larger ones if oneDNN packs them."""
     entries = sum(weight.numel() for weight in model.model.layers.parameters())
     if packs(model.model.layers[0].self_attn.q_proj.weight):
         return entries + model.lm_head.weight.numel() <= PACKED_ENTRIES
@@ -58,7 +58,7 @@ def _copied(model: Any) -> bool:
 
 
 def _ordered(model: Any) -> bool:
-    """Return whether to keep single-precision weights on a CPU also in oneDNN's order."""
+    """Return whether to also keep single-precision weights on a CPU in oneDNN's memory layout."""
     weight, layers = model.lm_head.weight, model.model.layers
     if _copied(model) or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False
@@ -110,7 +110,7 @@ class DecoderLayer:
         at: Slots,
         mask: Float[Tensor, "..."] | None,
     ) -> Float[Tensor, "N hidden"]:
-        """Return the residual stream after the layer; write the keys and values to ``memory``.
+        """Return the residual stream after the layer; write keys and values to slots of ``memory``.
 
         ``mask`` is repeated for each of the ``shared`` query heads of a key head.
         """
@@ -189,11 +189,11 @@ def _norm(module: Any) -> Any:
 
 
 def _normed(norm: Any, parts: list[Any], copied: bool, read: Any) -> Any:
-    """Return one function for a norm and the projections of its output, side by side.
+    """Return one function that applies a norm, then several projections, and joins their outputs.
 
     In copies in single or double precision the norm's weight is folded into the projections, and
     only x / √(mean x² + ε) is left of the norm. Weights that half precision holds exactly are not
-    folded, as they would no longer be exact.
+    folded, as folded weights would not be exact in half precision.
     """
     if not copied:
         before, together = _norm(norm), _together(parts, read)
@@ -219,7 +219,7 @@ def _quick(norm: Any) -> bool:
 
 
 def _quick_norm(norm: Any) -> Any:
-    """Return the norm as x·√d·w / √(‖x‖² + dε), x (..., d), in half ``F.rms_norm``'s time."""
+    """Return an RMS norm, x·√d·w / √(‖x‖² + dε) of x (..., d), in half ``F.rms_norm``'s time."""
     gain, length = _gain(norm), _length(norm)
     return lambda x: (x * gain).div_(length(x))
 
@@ -229,13 +229,13 @@ def _gain(norm: Any) -> Tensor:
 
 
 def _length(norm: Any) -> Any:
-    """Return the function x ↦ √(‖x‖² + dε), shape (..., 1)."""
+    """Return the function x ↦ √(‖x‖² + dε), shape (..., 1), with the norm's ε and width d."""
     root = norm.weight.new_tensor(norm.weight.shape[0] * norm.variance_epsilon).sqrt().detach()
     return lambda x: torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), root)
 
 
 class FastForward:
-    """The fast pass of one recognised model over one cache."""
+    """The fast pass of one Llama-like model over one cache."""
 
     def __init__(self, model: Any, cache: RaggedCache) -> None:
         self.cache = cache
@@ -285,7 +285,7 @@ class FastForward:
     def through(
         self, x: Float[Tensor, "N wide"], shape: tuple[int, int], at: Slots, normed: bool = True
     ) -> Float[Tensor, "batch new hidden"]:
-        """Return the states of embedded tokens at these slots, as :meth:`run` does."""
+        """Return the states of embedded tokens at the slots ``at``, as :meth:`run` does."""
         batch, new = shape
         cos, sin = self._turns(at, batch, new)
         mask, shared = _mask(at, new, x), self.layers[0].shared
@@ -302,7 +302,7 @@ class FastForward:
         return states
 
     def _turns(self, at: Slots, batch: int, new: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin at the positions of the fed tokens, to multiply (N, heads, width)."""
+        """Return the rotary cos and sin at fed tokens' positions, to multiply (N, heads, width)."""
         if at.sight is not None:
             flat = at.sight.positions.reshape(-1)
             return self.cos[flat], self.sin[flat]

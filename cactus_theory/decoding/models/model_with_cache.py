@@ -20,7 +20,7 @@ from cactus_theory.decoding.models.recognised import obstacle
 
 
 class CachedModel:
-    """A Hugging Face causal LM with a ragged cache: :meth:`feed` tokens and get logits.
+    """A Hugging Face causal LM with a cached length per row: :meth:`feed` tokens and get logits.
 
     A recognised Llama-like model runs in :class:`FastForward`. Any other model runs in
     transformers' forward pass, whose logits over a cache must equal those without (checked once per
@@ -31,19 +31,20 @@ class CachedModel:
     Parameters
     ----------
     capacity : positions of each row, including fed tokens that are rolled back later.
-    slack : further positions of each row.
+    slack : further slots of each row that no text fills: a reserve, or for tree nodes beside a
+        path.
     fast_forward : None uses the fast pass where it supports the model, True requires the fast pass,
         False uses transformers' pass.
     reads : layers whose hidden states are kept beside the cache, for :meth:`hidden`.
-    drafts : whether the model only drafts; its cached passes may then differ from whole passes, as
-        verification works with the rows p that tokens were really drawn from.
+    drafts : whether the model only drafts; its cached passes may then differ from passes without a
+        cache, as verification works with the rows p that tokens were really drawn from.
 
     Raises
     ------
     ValueError
         ``fast_forward=True`` for a model that the fast pass does not support, layers that cannot
-        be rolled back, cached passes that differ from whole passes or will within ``capacity``,
-        a batch for a model family that takes one text, layers to read that do not exist.
+        be rolled back, cached passes that differ from uncached ones or will within ``capacity``, a
+        batch for a model family that takes one text, layers to read that do not exist.
     """
 
     def __init__(
@@ -119,9 +120,9 @@ class CachedModel:
         the last cached token. None is a chain. A token has the position after its parent's, and
         attends to the cached tokens, its ancestors and itself. ``select`` then keeps one path.
 
-        The logits are those after the last ``keep[b]`` fed tokens of row b, at the start of the
-        row. Further entries, and all entries of a row without fed tokens, are arbitrary. The caller
-        may write to the logits.
+        The logits are those after the last ``keep[b]`` fed tokens of row b, at the start of row b.
+        Further entries, and all entries of a row without fed tokens, are arbitrary. The caller may
+        write to the logits.
 
         Raises ValueError for more tokens than the cache has room for, for parents that do not come
         before their children, and for ``parents`` with a model that takes no mask of ours.
@@ -144,7 +145,7 @@ class CachedModel:
         return logits
 
     def _check_parents(self, parents: Tensor) -> None:
-        """Raise ValueError for a model without trees, or for parents behind their children."""
+        """Raise ValueError if the model takes no trees or parents stand behind their children."""
         if not self.branches:
             raise ValueError(
                 f"parents: must be None for {type(self.model).__name__}, which takes no "
@@ -171,9 +172,9 @@ def longest_text(model: Any) -> int | None:
 def check_positions(model: Any, capacity: int) -> None:
     """Raise ValueError if cached passes may go wrong within ``capacity`` positions.
 
-    There are two reasons. A rotary table may change once a text outgrows the original length, while
-    cached keys keep the old table. A sliding window may be applied by transformers' caches, but not
-    by the model's forward pass.
+    There are two reasons. A rotary table may change once a text outgrows the model's original
+    length, while cached keys keep the old table. A sliding window may be applied by transformers'
+    caches, but not by the model's forward pass.
     """
     for length, words in _limits(model):
         if capacity > length:

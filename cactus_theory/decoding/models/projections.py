@@ -59,12 +59,12 @@ preparation = Preparation()
 class Linear:
     """The map x ↦ x Wᵀ + b for x (N, in), with weights laid out once for faster calls.
 
-    Weights in half precision are stored once in oneDNN's order; ``F.linear`` would reorder them in
-    each call. All projections of 135 M parameters then take 25 ms for 1 to 9 rows, instead of 37 to
-    52 ms. Single-precision weights that float16 holds exactly (those of a float16 checkpoint) are
-    read from memory in float16 and multiplied in single precision. The products are the same, and
-    half as much memory is read.
-    All other weights are stored transposed: one row of 192 → 2048 takes 30 µs instead of 50 µs.
+    Weights in half precision are stored once in oneDNN's layout, into which ``F.linear`` would
+    bring them in each call. All projections of 135 M parameters then take 25 ms for 1 to 9 rows,
+    instead of 37 to 52 ms. Single-precision weights that float16 holds exactly (those of a float16
+    checkpoint) are read from memory in float16 and multiplied in single precision. The products are
+    the same, and half as much memory is read. All other weights are stored transposed: one row of
+    192 → 2048 takes 30 µs instead of 50 µs.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> None:
@@ -85,10 +85,10 @@ class Linear:
 
 
 class Ordered:
-    """A linear module with an additional copy of single-precision weights in oneDNN's order.
+    """A linear module with a second copy of single-precision weights, in oneDNN's memory layout.
 
-    The copy is read for more than FEW_ROWS rows, where ``F.linear`` takes longer, as it orders the
-    weights anew in each call.
+    The copy is read if x has more than a few rows (``FEW_ROWS``): ``F.linear`` then takes longer,
+    as it brings the weights into this layout in each call.
     """
 
     def __init__(self, module: Any) -> None:
@@ -118,7 +118,7 @@ def exact_in_half(weight: Tensor) -> bool:
 
 
 def _half(weight: Tensor) -> Any:
-    """Return the weight in FBGEMM's order; None if half precision is inexact or without a kernel.
+    """Return the weight as FBGEMM stores it; None if half precision is inexact or has no kernel.
 
     A product with a test row is compared with PyTorch's, since kernels differ by processor.
     """
@@ -142,7 +142,7 @@ def _packed(
     rows: int = PACKED_ROWS,
     error: float | None = None,
 ) -> Any:
-    """Return a weight in oneDNN's order for calls with ``rows`` rows; None without such a kernel.
+    """Return a weight in oneDNN's layout for calls with ``rows`` rows; None without such a kernel.
 
     ``error`` is the largest relative error of products in a self-check, by default the dtype's ε.
     """
@@ -162,7 +162,7 @@ def _packed(
 
 
 def packs(weight: Tensor) -> bool:
-    """Return whether weights of this dtype and device are kept in oneDNN's order."""
+    """Return whether weights of this dtype and device are kept in oneDNN's memory layout."""
     return _packed(weight.detach()[:1, :1]) is not None
 
 
