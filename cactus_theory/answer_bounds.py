@@ -53,13 +53,14 @@ class EventBounds:
     ----------
     low, high : the least and the largest probability of the event.
     total_variation : the most by which the probability of any event may differ.
-    nats : the most KL of an answer. ``after(tokens)`` has the bounds of the answer's beginning.
+    nats : the most KL of an answer. ``after(tokens)`` returns the bounds for
+        events that the first ``tokens`` tokens decide.
 
     Raises
     ------
     ValueError
-        A number out of its range, both or neither of nats for an answer and nats a token, nats a
-        token without the number of tokens.
+        A number out of its range; ``cap`` and ``per_token`` both given or both missing;
+        ``per_token`` without ``tokens``.
 
     Examples
     --------

@@ -86,10 +86,10 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     temperature : the temperature at which the setting was tuned; 1 if the file names none.
     level : the budget per emitted token that was tuned for, in the unit of ``divergence``.
     divergence : the divergence that the meter adds up.
-    weights : dtype and texts that identify the two models, if known.
+    weights : strings that identify the weights of the two models, and their dtype, if known.
     dtype : dtype of the models that were timed, if known.
-    noise_floor : KL, or regret, per token between the target's passes over several tokens and
-        over one, if measured in the unit of the level: rounding alone costs this much.
+    noise_floor : what rounding alone costs per token: the KL (or regret) between the target's rows
+        from passes over several tokens and from passes over one token. None if unknown.
     cuts : truncation of the rows that were tuned on. If the draft's cuts differ, draft with
         ``tuned.drafter(draft_model)``.
 

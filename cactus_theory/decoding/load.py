@@ -321,7 +321,7 @@ def _dtype_to_load(
 
 
 def dtype_rule(dtype: str, device: str | torch.device) -> str:
-    """Return the rule for the weights' dtype on a device, in words, for the settings of a run."""
+    """Return a short text that says which dtype weights get on a device, to print with a run."""
     if dtype != AUTO:
         return dtype
     if torch.device(device).type != "cpu":

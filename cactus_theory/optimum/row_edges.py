@@ -144,9 +144,11 @@ def clipped_sums(
 def bracket_at_price(
     q: Row, p: Row, alive: float, highest: float, threshold: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Return P in units of p/q, Σ g, a bracket of U, the U to try first, the largest useful U.
+    """Return six numbers with which the search for U begins.
 
-    No sum changes if U rises beyond the largest p/q. The last number is ∞ for a finite ``highest``.
+    They are P in units of p/q, the sum that g must have, the lower and the upper end of a bracket
+    of U, the U to try first, and the largest p/q, beyond which a rise of U changes no sum. A finite
+    ``highest``, the largest U/P, ends the search already, and the last number is then ∞.
     """
     mass, drafted = sums_of(q, p)
     largest = largest_of(q, p) if highest == math.inf else math.inf

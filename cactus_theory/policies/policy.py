@@ -73,7 +73,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 
 @dataclass(frozen=True)
 class PathState:
-    """The alive ratio P of a block's rows, and h_n where later drafted tokens determine h_n."""
+    """What a policy needs of a path besides q and p: the alive ratio P and, looking ahead, h_n."""
 
     # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
     # are all accepted (averaged over the tokens drafted later)

@@ -2,11 +2,11 @@ r"""The knob ``tilt``, θ: verify against the target's row at another temperatur
 
 .. math:: q^\theta \propto q^{1+\theta}
 
-is the target's row q at the temperature 1/(1 + θ): colder for θ > 0, hotter for θ < 0. If nats must
-not be spent on unlikely text, the best row is the row that the untilted policy has for q^θ. So a
-tilted policy is the untilted policy, applied to rows q^θ in place of q. Verifiers compute these
-rows once a round (:meth:`cactus_theory.verify.draft.Assignment.seen`). The divergence that is
-charged is D(h‖q), from q itself.
+is the target's row q at the temperature 1/(1 + θ): colder for θ > 0, hotter for θ < 0. Among the
+rows that keep a limit on nats and a limit on surprise, the best is the row that the untilted policy
+emits with q^θ in place of q. So a tilted policy is the untilted policy on rows q^θ. Verifiers
+compute these rows once a round (:meth:`cactus_theory.verify.draft.Assignment.seen`). The divergence
+that is charged is D(h‖q), from q itself.
 """
 
 from collections.abc import Callable

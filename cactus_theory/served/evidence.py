@@ -8,8 +8,9 @@ of M alternatives with equal weights.
 
 The module also bounds how far the engine's law s is from the claim. Let a token multiply the
 evidence by ρ, and let η be a fixed weight (``FLOOR``). If tokens are drawn from s, the mean of
-:math:`\ln(η + (1 − η)ρ)` is at most KL(s‖h) (Donsker and Varadhan). These numbers are at least
-ln η, so :class:`LowerMean` bounds the mean of their conditional means from below at all times.
+:math:`\ln(η + (1 − η)ρ)` is at most KL(s‖h) (Donsker and Varadhan). These logarithms are at
+least ln η. So :class:`LowerMean` gives a lower bound, valid at all times, on the mean over tokens
+of their expected values (given the tokens before), and thereby on the mean KL(s‖h).
 """
 
 import math

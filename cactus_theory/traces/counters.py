@@ -314,8 +314,9 @@ def _compared(healthy: Expectation, observation: Observation) -> Compared:
 class _Gaps:
     """Expected and observed shares with standard errors, at each position that enough rounds reach.
 
-    Shares are of the rounds that accept the position before; ``columns`` has shares of the rounds
-    that reach the position. ``texts_ratio`` is the trace's number of texts over the engine's.
+    A share is the number of rounds that accept a position, divided by the number of rounds that
+    accept the position before. In ``columns`` it is divided by the rounds that reach the position.
+    ``texts_ratio`` is the trace's number of texts over the engine's.
     """
 
     def __init__(self, expectation: Expectation, observation: Observation) -> None:

@@ -131,10 +131,10 @@ def verify_tree(
 ) -> Verdict:
     """Walk down each text's tree of drafted tokens, then emit one more token per text.
 
-    Node 0 of a text is the text so far; node i + 1 is the text with drafted token i, after the
-    tokens that token i follows. At every node that is reached the next token has the policy's law
-    h. The policy computes h from q and the selection law, a draft row that stands for all tokens
-    drafted at the node (:func:`selection_law`).
+    Node 0 of a text is the text so far. Node i + 1 follows drafted token i: the text, then the
+    tokens on the path to token i, then token i. At every node that is reached the next token has
+    the policy's law h. The policy computes h from q and the selection law, a draft row that stands
+    for all tokens drafted at the node (:func:`selection_law`).
 
     Parameters
     ----------
@@ -148,8 +148,9 @@ def verify_tree(
     sampled : (B, K) bool, the tokens drawn from their node's row, at most one a node; by default
         all tokens if there are rows, else none.
     deterministic : (B, K) bool, the tokens that were fixed before the sampled sibling was drawn; by
-        default all that were not sampled. Tokens that are neither may be accepted, but change
-        no emitted law.
+        default all that were not sampled. A token with both flags False, such as one
+        chosen after the sampled sibling was known, has no part in the selection law: it is accepted
+        only if the token that is drawn equals it.
     generator : one torch.Generator, or one per text (a text then behaves as if alone).
     coins : (accept (B, K), draw (B, D + 1)) in [0, 1) for trees of depth D: a coin for each
         drafted token, and a coin for each token that is drawn from a row, in order.

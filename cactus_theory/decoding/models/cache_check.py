@@ -77,7 +77,7 @@ def runs_together(model: Any, lossless: bool = False) -> bool:
 
 
 def _anchor(model: Any) -> Any:
-    """Return the model's embedding, by which results are kept; the model if it names none."""
+    """Return the key under which a model's check is cached: its embedding, or else the model."""
     try:
         embedding = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):

@@ -314,7 +314,7 @@ def _evenly(rows: Tensor, token: Tensor) -> Tensor:
 
 
 def _on_one(rows: Tensor, token: Tensor) -> Tensor:
-    """Return rows with each row's ``token`` as before, and all other mass on the next token."""
+    """Return rows with each row's ``token`` as before, the rest on the token with the next id."""
     entry = rows.gather(-1, token[:, None])
     other = (token[:, None] + 1) % rows.shape[-1]
     return torch.zeros_like(rows).scatter(-1, other, 1 - entry).scatter(-1, token[:, None], entry)
