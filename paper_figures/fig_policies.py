@@ -38,13 +38,21 @@ def _calls(axes: Axes, rows: list[Row]) -> None:
             look = {"color": options["color"], "fontsize": 7.5, "arrowprops": arrow}
             axes.annotate(text, at, **place, **look)
     axes.plot(0, 1, "s", color=style.INK, ms=4.5, label="lossless", zorder=5)
-    band = curves.get("band", {})
-    best = band and all(
-        band[level][1] >= own[level][1] for own in curves.values() for level in own.keys() & band
-    )
-    axes.set_title("At equal nats the band makes most tokens" if best else "Policies at equal nats")
+    axes.set_title(_leaders(curves))
     axes.set(xlabel="emitted KL, nats a token", ylabel="tokens a target call, × lossless")
     axes.margins(0.06)
+
+
+def _leaders(curves: Curves) -> str:
+    """Return the title: which policies are within one standard error of the best at all levels."""
+    levels = set.intersection(*map(set, curves.values())) if curves else set()
+    first = {_name(name) for name in curves if levels}
+    for level in levels:
+        least = max(own[level][1] - own[level][2] for own in curves.values())
+        first -= {_name(name) for name, own in curves.items() if sum(own[level][1:]) < least}
+    if not 0 < len(first) < len(curves):
+        return "Policies at equal nats"
+    return f"At equal nats {' and '.join(sorted(first))} lead{'s' if len(first) == 1 else ''}"
 
 
 def _speed(axes: Axes, rows: list[Row]) -> None:

@@ -5,7 +5,7 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -29,11 +29,11 @@ Function = Callable[..., Any]
 # the classes made from functions under ``@ct.rule`` in this process, by module and qualified name
 DEFINED: dict[tuple[str, str], Any] = {}
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-# seconds of a scalar function's calls for one batch after which a warning names ``vectorised``
+# seconds of a scalar function's calls for one batch after which a warning names faster forms
 SLOW_SECONDS = 5.0
-VECTORISE = (
-    "it is called for one row and one token at a time; under @ct.rule(vectorised=True) it is "
-    "called for many at once, see help(cactus_theory.rule)"
+FASTER = (
+    "it is called for one row and one token at a time. Faster: f(q, p), which returns the row to "
+    "emit, or @ct.rule(vectorised=True), see help(cactus_theory.rule)"
 )
 
 
@@ -84,17 +84,16 @@ class FunctionPolicy(Policy):
         knobs = {knob: value for knob, value in vars(self).items() if knob in named}
         questions, start = (row,) if token is None else (row, token), time.monotonic()
         if source.vectorised:
-            step = max(1, ENTRIES // q.shape[-1])
-            for at, *ids in zip(*(torch.split(part, step) for part in questions), strict=True):
-                with lent(name, _picked(q, at), _picked(p, at), *ids) as copies:
-                    answers.append(_answer(name, function(*copies, **knobs), (len(at), *shape)))
+            call = partial(function, **knobs)
+            for answer, count in _in_batches(name, call, q, p, questions):
+                answers.append(_answer(name, answer, (count, *shape)))
         else:
             with lent(name, *(part.detach().cpu().numpy() for part in (q, p))) as (q_rows, p_rows):
                 for at, *n in zip(*map(as_list, questions), strict=True):
                     answer = function(q_rows[at], p_rows[at], *n, **knobs)
                     answers.append(_answer(name, answer, shape)[None])
             if (taken := time.monotonic() - start) > SLOW_SECONDS:
-                told = f"{name}: took {taken:.0f} s for {len(row):,} questions; {VECTORISE}"
+                told = f"{name}: took {taken:.0f} s for {len(row):,} questions; {FASTER}"
                 warnings.warn(told, stacklevel=2)
         every_answer = torch.cat(answers).to(q.device)
         if single:
@@ -112,6 +111,30 @@ def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
         due = f"shape {tuple(shape)}" if shape else "one number"
         raise ValueError(f"{name}: must return {due}; got shape {tuple(converted.shape)}")
     return converted
+
+
+def faster_form(policy: Any) -> str:
+    """Return how the policy could be faster; empty unless it is called for one token at a time."""
+    scalar = isinstance(policy, FunctionPolicy) and not policy.source.vectorised
+    return FASTER if scalar and not isinstance(policy, FixedTarget) else ""
+
+
+def _in_batches(
+    name: str, call: Function, q: Rows, p: Rows, questions: Sequence[Tensor]
+) -> Iterator[tuple[Any, int]]:
+    """Call a vectorised function; yield its answers and the number of rows of each call.
+
+    ``questions`` holds the index (m,) of each row and, for f(q, p, n), the token (m,). A call gets
+    copies of at most ENTRIES entries. The tokens of one row share a copy, however many calls they
+    take: a copy for each call would take most of the time at a large vocabulary.
+    """
+    step = max(1, ENTRIES // q.shape[-1])
+    runs = torch.unique_consecutive(questions[0], return_counts=True)[1].tolist()
+    sizes = runs if max(runs) > step else step
+    for at, *ids in zip(*(torch.split(part, sizes) for part in questions), strict=True):
+        with lent(name, _picked(q, at), _picked(p, at), *ids) as copies:
+            for part in zip(*(torch.split(copy, step) for copy in copies), strict=True):
+                yield call(*part), len(part[0])
 
 
 def _picked(rows: Tensor, row: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ heuristic).
 """
 
 import math
+import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -24,14 +26,16 @@ from cactus_theory.base.specs import blamed
 from cactus_theory.divergences import Divergence, read_divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.policies import Policy
+from cactus_theory.policies.rule import SLOW_SECONDS, faster_form
 from cactus_theory.traces.replays import draft_width, replay_widths, shares_rows
 from cactus_theory.traces.rows import SavedRows, Source, row_means
 from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family, family_of
 
 # nats of regret are a sum over few tokens, and rise in steps: a knob that spends at most this share
-# less than the level is taken if the next step is above the level
-STEP = 0.05
+# less than the level is taken if the next step is above the level; and the share for nats of KL,
+# which rise in steps under a user's rule with a threshold
+STEP, KL_STEP = 0.05, 0.01
 # largest relative error of solved nats where several K share replays (a tenth of the standard error
 # over 20 texts), of solved nats otherwise, and of a solved acceptance
 TOLERANCE, EXACT, CLOSE = 2e-3, 5e-4, 2e-4
@@ -87,7 +91,7 @@ class Knobs:
         run: Run,
         amount: Callable[[Any], float],
         tolerance: float = TOLERANCE,
-        step: float = 0.0,
+        step: float = KL_STEP,
         on_pass: Callable[[], Any] = lambda: None,
     ) -> None:
         self.family, self.run, self.amount = family, run, amount
@@ -151,8 +155,9 @@ class Knobs:
         """Run the policy at a looseness; keep the run and its amount, or its error."""
         self.on_pass()
         self.passes += 1
+        start = time.monotonic()
         try:
-            runs = self.run(self.family.policy(looseness), width)
+            runs = self.run(policy := self.family.policy(looseness), width)
             spent = {k: self.amount(run) for k, run in runs.items()}
             if math.isnan(spent[width]):
                 raise ValueError("must spend a number of nats; got NaN")
@@ -161,6 +166,10 @@ class Knobs:
             return
         for k, run in runs.items():
             self.replays[k][looseness], self.spent[k][looseness] = run, spent[k]
+        taken, faster = time.monotonic() - start, faster_form(policy)
+        if self.passes == 1 and taken > SLOW_SECONDS and faster:
+            told = f"{policy.name}: took {taken:.0f} s at one value of its knob, of about ten"
+            warnings.warn(f"{told} that the search tries; {faster}", stacklevel=2)
 
     def _next(self, width: int, level: float, step: int) -> float | None:
         """Return the looseness to try next; None if no value is left to try.
@@ -337,7 +346,8 @@ def trace_knobs(
         return replay_widths(trace, policy, family.verifier, together, metered, undrafted=undrafted)
 
     amount = options.pop("amount", lambda done: done.divergence_per_token(divergence.spec).value)
-    options["step"] = STEP if divergence == REGRET else 0.0
+    if divergence == REGRET:
+        options["step"] = STEP
     return Knobs(family, widths, run, amount, **options)
 
 
@@ -372,7 +382,8 @@ def solve_knob(
     ------
     Unsolved
         A ValueError that names the policy: there is no free knob, no value of the knob reaches the
-        level, the amount jumps over the level, or the policy raises an error.
+        level, the amount jumps over the level (and is more than 1 % below the level before the
+        jump), or the policy raises an error.
     ValueError, TypeError, OSError
         Not exactly one of nats, acceptance and regret; regret where the temperature is not 0;
         an unknown policy; rows that are not distributions.
@@ -435,7 +446,9 @@ def knobs_of(
 ) -> Knobs:
     """Return the solver of a family's knob on rows, or on a trace at K = ``width``."""
     by_acceptance = held == "acceptance"
-    options: dict[str, Any] = {"tolerance": CLOSE if by_acceptance else EXACT}
+    options: dict[str, Any] = {"tolerance": EXACT}
+    if by_acceptance:
+        options = {"tolerance": CLOSE, "step": 0.0}
     # without a declared direction, the acceptance may fall while nats rise; a fixed policy stays
     # trusted, as there is no other value to try
     if by_acceptance and not family.base.declares.direction:

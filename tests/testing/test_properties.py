@@ -152,6 +152,15 @@ def test_a_knob_of_zero_is_moved():
         assert_policy_properties(always, properties=["budget_holds"], examples=60)
 
 
+def test_a_probability_of_0_is_no_rounding_error() -> None:
+    @ct.rule(vectorised=True, budget="reverse_kl <= 1000 emitted")
+    def draft_alone(q, p):  # KL(q‖h) is infinite where h = 0 < q
+        return p
+
+    with pytest.raises(AssertionError, match=r"found +inf"):
+        assert_policy_properties(draft_alone, properties=["budget_holds"], examples=60)
+
+
 def test_laws_that_do_not_apply_are_not_declared():
     report = check_policy(ct.policy("typical"), examples(30))
     verdicts = {v.property: v.verdict for v in report.properties}

@@ -217,6 +217,23 @@ def test_a_slow_function_is_told_how_to_be_faster(monkeypatch):
         lenient.acceptance_row(*pair(2, 3))
 
 
+def test_tokens_of_one_row_share_a_copy_of_it(monkeypatch):
+    lent = []
+
+    def keep(q, p, n):
+        lent.append((q.data_ptr(), len(n)))
+        q_n, p_n = (row.gather(-1, n[:, None])[:, 0] for row in (q, p))
+        return (q_n / (2 * p_n)).clamp(max=1)
+
+    rule, rows = ct.rule(keep, vectorised=True), pair(2, 7, seed=5)
+    whole = rule.acceptance_row(*rows)
+    lent.clear()
+    monkeypatch.setattr("cactus_theory.policies.rule.ENTRIES", 14)  # two rows a call
+    torch.testing.assert_close(rule.acceptance_row(*rows), whole, rtol=0, atol=0)
+    assert [count for _, count in lent] == [2, 2, 2, 1] * 2
+    assert len({copy for copy, _ in lent}) == 2
+
+
 LEAST, PROPOSED = "least kl of a row that accepts {} so often", "kl of the proposal of {}"
 # rules, what audit and check say that their budget bounds, and which rows below are within it
 PER_PROPOSAL = {

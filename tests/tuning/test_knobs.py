@@ -1,5 +1,7 @@
 """A knob is solved on any rows, and a rule whose knob cannot be solved says why."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -111,6 +113,32 @@ def test_rules_are_solved_by_what_they_declare_monotone_or_not(rule) -> None:
 def test_a_rule_that_cannot_be_solved_says_why(rule, nats: float, said: str) -> None:
     with pytest.raises(Unsolved, match=said):
         ct.solve_knob(rule, ROWS, nats=nats)
+
+
+@pytest.mark.parametrize(("steps", "solved"), [(3000, True), (20, False)])
+def test_a_rule_whose_nats_rise_in_steps_is_solved_within_a_hundredth(steps, solved) -> None:
+    @ct.rule(vectorised=True, direction=+1, strict=0.0, knob_range=(0, 1))
+    def stepped(q, p, *, share=0.1):
+        rounded = math.floor(steps * share) / steps
+        return (1 - rounded) * q + rounded * p
+
+    if solved:
+        nats = spent(ct.solve_knob(stepped, ROWS, nats=0.02))[0]
+        assert 0.99 * 0.02 <= nats <= 0.02 * (1 + EXACT)
+    else:
+        with pytest.raises(Unsolved, match="jumps past 0.02 nats"):
+            ct.solve_knob(stepped, ROWS, nats=0.02)
+
+
+def test_solving_a_slow_rule_says_how_it_could_be_faster(monkeypatch) -> None:
+    monkeypatch.setattr("cactus_theory.tuning.knobs.SLOW_SECONDS", 0.0)
+
+    @ct.rule(direction=+1, strict=0.0)
+    def slow(q, p, n, *, delta=0.1):
+        return min(1, (1 + delta) * q[n] / p[n])
+
+    with pytest.warns(UserWarning, match=r"slow: took \d s at one value .* f\(q, p\), which"):
+        ct.solve_knob(slow, ROWS, nats=0.01)
 
 
 def test_a_rule_that_jumps_at_its_lossless_end_is_given_up_after_few_passes() -> None:

@@ -147,6 +147,8 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
         # without this step towards q, rounding errors of a lossless policy break a budget of 0
         away = seen.emitted - seen.q
         sure = away.sign() * (away.abs() - ROUNDING).clamp(min=0.0)
+        # an exact 0 is no rounding error of a q above ROUNDING
+        sure = torch.where((seen.emitted == 0) & (seen.q > ROUNDING), away, sure)
         spent = kind.value(seen.q + sure, seen.q)
         yield Bounds(spent, None, most, budget.bounds(False), allowed)
         return
