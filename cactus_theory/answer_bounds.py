@@ -7,10 +7,11 @@ answer (it is right, its tests pass, it refuses) :math:`\mathrm{kl}_2(h(E) ‖ q
 (:class:`cactus_theory.decoding.Ledger`) on the nats charged to an answer is such a C. Meters of
 other divergences bound nothing here.
 
-A ledger keeps every answer within C nats, so that readings of its meter lie in [0, C]. If prompts
-are drawn independently, the mean over all prompts has an upper bound after each reading, and all of
-these bounds hold together with probability 1 − β: a growing log may be read as often as one likes
-(:class:`cactus_theory.base.confidence.LowerMean` of the negative readings).
+A ledger keeps every answer within C nats, so that the nats it counts for an answer (a reading) lie
+in [0, C]. If prompts are drawn independently, each reading gives an upper bound on the mean over
+all prompts. These bounds hold all together with probability 1 − β, so that a growing log may be
+read as often as one likes (:class:`cactus_theory.base.confidence.LowerMean` of the negative
+readings computes them).
 """
 
 import math

@@ -112,7 +112,7 @@ def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Te
 
 
 def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
-    """Return a rule's acceptance probabilities; ValueError if one that is ``judged`` is NaN."""
+    """Return a rule's acceptance probabilities; ValueError for NaN where ``judged`` is true."""
     if not answer.is_cuda and bool((answer.isnan() & judged).any()):
         raise ValueError(f"{name}: must return numbers; got nan")
     return answer

@@ -172,7 +172,8 @@ def checked_rows(
 ) -> tuple[Tensor, Tensor]:
     """Check rows (..., V) of target and draft; return them unchanged, broadcast to one shape.
 
-    With ``normalise`` rows may have any positive sum; messages call the rows by ``names``.
+    With ``normalise`` rows may have any positive sum: the caller divides by it. Error messages call
+    the rows by ``names``.
     """
     target, draft = as_tensor(names[0], target_probs), as_tensor(names[1], draft_probs)
     check_pair(target, draft, names)

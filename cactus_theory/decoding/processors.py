@@ -155,7 +155,7 @@ class Processors:
             places.logits[list(rows), list(offsets)] = of_rows(torch.cat(ids), scores)
 
     def _for_texts(self, one: Any, numbers: Sequence[int]) -> Any:
-        """Return a copy of a processor, with these texts' entries in the attributes ``BY_TEXT``."""
+        """Return a copy of a processor that keeps entries of the texts ``numbers`` only."""
         selected = copy.copy(one)
         for name in BY_TEXT:
             values = vars(one).get(name)

@@ -168,6 +168,6 @@ class Stopwatch:
         self.parts["preparation"] = self.parts.get("preparation", 0.0) + seconds
 
     def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
-        """Return the seconds so far, or the seconds since ``parts`` had the values ``since``."""
+        """Return the seconds of each part, less those of ``since``, an earlier copy of ``parts``."""
         before = since or {}
         return Seconds(**{part: now - before.get(part, 0.0) for part, now in self.parts.items()})

@@ -135,7 +135,8 @@ class FDivergence(Divergence):
     def curvature(self, t: Tensor) -> Tensor:
         """Return f″(t); by default a central difference of f′, good to about nine digits.
 
-        A class need not define f″: the error of the difference costs only time.
+        A class need not define f″: with the less exact difference solvers may take more steps to the
+        same result.
         """
         step = CURVATURE_STEP * t
         return (self.slope(t + step) - self.slope(t - step)) / (2 * step)

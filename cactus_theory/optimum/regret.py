@@ -283,7 +283,7 @@ class OneTokenRow(NodeRow):
         return Charge(spent=lost, accepted=float(self.kept), raised=off_head)
 
     def upper_exceeds(self, threshold: float) -> bool:
-        """Return False: there is nothing to solve."""
+        """Return False, which means that the row is solved: h is 1 at one token, without edges."""
         return False
 
     def ratio_of(self, token: int, q_n: float, p_n: float) -> float:

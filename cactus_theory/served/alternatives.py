@@ -476,7 +476,7 @@ def log_factors(
 
 
 def _beyond(rows: Rows, ids: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return the distances of tokens from the claimed cuts that :func:`log_factors` defines."""
+    """Return by how many nats tokens lie outside the claimed cuts, as :func:`log_factors` defines."""
     cuts, scores = rows.claim.cuts, rows.logits / (rows.claim.temperature or 1.0)
     of_token, falling = scores.gather(-1, ids), scores.gather(-1, rows.order)
     if not rows.claim.temperature:

@@ -66,9 +66,9 @@ def noise_floor(
 
     The result is the mean KL of the rows of passes over ``width`` tokens from the rows of
     single-token passes at the same places. The texts are drawn from the single-token passes; each
-    of the two kinds of pass has a cache. At temperature 0 the widths give different texts only at
-    near ties. There the regret is measured instead: take the argmax of the row of the pass over
-    ``width`` tokens, and its regret under the row of the single-token pass.
+    of the two kinds of pass has a cache. At temperature 0 the result is a regret instead: that
+    of the argmax of the row of the pass over ``width`` tokens, under the row of the single-token
+    pass. (At temperature 0 the widths give different texts only at near ties.)
 
     Parameters
     ----------

@@ -198,7 +198,9 @@ def _whole(name: str, knob: Parameter) -> bool:
 
 
 def _scale(word: Any, class_: Any, varied: str) -> Scale:
-    """Return a knob's value as a function of looseness, and least, first and largest looseness.
+    """Return the function from looseness to the knob's value, and three values of looseness.
+
+    They are the least, the one at which a search starts, and the largest.
 
     The looseness goes from the end of the knob's range at which the policy is lossless (or else
     accepts least) to the other end. A range that is not declared goes from the lossless value, or

@@ -312,7 +312,7 @@ def within_surprise(
 
 
 def surprise_of(done: Any) -> float:
-    """Return the surprise of a replay per emitted token, or that of means over rows, in nats."""
+    """Return the surprise, nats per emitted token of a replay, or per row of means over rows."""
     return (
         done.surprise if hasattr(done, "surprise") else done.divergence_per_token("surprise")
     ).value

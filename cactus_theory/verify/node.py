@@ -265,7 +265,7 @@ class Node:
     def residual(self) -> Residual:
         """Return the row that the recovered or bonus token is drawn from if the path ends here.
 
-        The row is (P h − p)₊, or the policy's residual g where a chain judges by φ. At the end of a
+        The row is (P h − p)₊. In a chain, for a policy given by φ and not by h, it is the policy's g. At the end of a
         draft that was accepted as a whole, and where nothing was drafted, the row is h.
         """
         p, row = None if self.token is None else self.drawn_from, self.solved
