@@ -7,7 +7,7 @@ verifiers, and :mod:`cactus_theory.kernels` verifies raw logits on a GPU.
 :mod:`cactus_theory.traces` logs rows and replays them, :mod:`cactus_theory.tuning` chooses the
 setting to decode with, and :mod:`cactus_theory.testing` checks policies, verifiers and drafters of
 your own. :mod:`cactus_theory.losses` has losses for training drafts.
-:mod:`cactus_theory.policies` and :mod:`cactus_theory.divergences` hold what is registered.
+:mod:`cactus_theory.policies` and :mod:`cactus_theory.divergences` hold the registries of both.
 
 q is the target's row and p the draft's, (..., V) over V tokens; divergences are in nats. In
 examples ``ct`` is this package, ``np`` NumPy and ``torch`` PyTorch. Names of the module that an

@@ -9,9 +9,9 @@ other divergences bound nothing here.
 
 A ledger keeps every answer within C nats, so that the nats it counts for an answer (a reading) lie
 in [0, C]. If prompts are drawn independently, each reading gives an upper bound on the mean over
-all prompts. These bounds hold all together with probability 1 − β, so that a growing log may be
-read as often as one likes (:class:`cactus_theory.base.confidence.LowerMean` of the negative
-readings computes them).
+all prompts. With probability 1 − α, for an α of your choice, all these bounds hold together, so
+that a growing log may be read as often as you like
+(:class:`cactus_theory.base.confidence.LowerMean` of the negative readings computes them).
 """
 
 import math
@@ -127,13 +127,13 @@ class EventBounds:
 
     @property
     def range(self) -> str:
-        """Return the event's rate under the target and its interval, in words."""
+        """Return as text the event's probability under the target, :attr:`low` and :attr:`high`."""
         event = f"an event of {share(self.rate)} under the target"
         return f"{event} gets {share(self.low)} to {share(self.high)}"
 
     @property
     def sentence(self) -> str:
-        """Return in words how much an answer may spend, and the event's interval."""
+        """Return in words the most nats of an answer, and then :attr:`range`."""
         return f"at most {self.nats:.4g} nats an answer: {self.range}"
 
     @property
@@ -290,7 +290,7 @@ def _kl_of_widest(t: float) -> float:
 def _root_of(
     rising: Callable[[float], float], amount: float, low: float, high: float, start: float
 ) -> float:
-    """Return x at which ``rising``, which rises about as x², is ``amount``, to the last digit."""
+    """Return x with rising(x) = amount to the last digit, for a function that rises about as x²."""
     steepness = 2 * amount  # x f′(x) is 2 f(x) for a multiple of x²
     return rising_root(lambda x: rising(x) - amount, low, high, start, SETTLED, steepness)
 

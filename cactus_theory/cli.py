@@ -32,7 +32,7 @@ KEPT = {
 
 @ends_quietly
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return its exit code, 2 after one line on stderr for bad input."""
+    """Run one command and return its exit code; bad input gives one line on stderr and code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
     command = arguments[0] if arguments else ""
     try:

@@ -46,13 +46,14 @@ def emitted_law(
 
     A deterministic draft (greedy, n-gram) has no rows. Give ``draft_probs=None`` and
     ``draft_token_ids`` n (...), one token a row; then out = φ(n) e_n + (1 − φ(n)) g(·|n).
-    With ``normalise`` rows may have any positive sum, such as an upcast float32 softmax.
+    Rows must sum to 1 up to a tolerance by dtype. With ``normalise`` any positive sum will do, such
+    as that of a float32 softmax that was cast to float64.
 
     Raises
     ------
     ValueError, TypeError
-        Rows that are not distributions over one vocabulary, ids outside the vocabulary, both or
-        neither of rows and ids, or a policy that is neither a policy nor a spec.
+        Rows that are not distributions over one vocabulary, ids outside the vocabulary, draft rows
+        and ids both given or both missing, or a ``policy`` that is neither a Policy nor a spec.
 
     Examples
     --------
@@ -70,7 +71,7 @@ def emitted_law(
 
 
 def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tensor:
-    r"""Return the mass that rows h add to q at tokens far below the target's first choice.
+    r"""Return the mass that rows h add to q at tokens far less likely than the target's likeliest.
 
     .. math:: \sum_{q_i < \beta \max q} (h_i - q_i)_+
 
@@ -82,7 +83,7 @@ def raised_off_head(emitted: Tensor, target: Tensor, head: float = HEAD) -> Tens
 
 @dataclass(frozen=True)
 class Audit:
-    """Measurements of a policy on rows (...), its declaration, and the optimum for comparison."""
+    """The result of :func:`audit`, which documents the fields."""
 
     policy: str
     declares: Declaration
@@ -126,12 +127,12 @@ def audit(
     entropy, surprise, agreement : (...), see :func:`cactus_theory.emitted.directions`.
     within : (...) bool, whether the declared budget held; None without a budget.
     spent : (...), the divergence that the budget bounds; None without a budget. By the budget's
-        scope it is that of the emitted law, or the largest over proposals with p > 0. A policy that
-        is not ``PerProposal`` has no proposals: for each token the least divergence is taken of a
-        row that accepts the token as often as the policy does.
+        scope it is the divergence of the emitted law, or the largest of any proposal with p > 0. If
+        the policy is not ``PerProposal``, the proposal for a token is the row of least divergence
+        that accepts the token as often as the policy does.
     bounds : the bounded divergence in words, as ``check`` prints it; None without a budget.
-    over_share : (...), probability (over drafts) of a proposal over its budget; None for
-        policies without a per-proposal budget.
+    over_share : (...), probability, over drafted tokens, that the proposal exceeds the budget; None
+        for policies without a per-proposal budget.
     optimum_acceptance : (...), the best acceptance at an equal emitted divergence.
     optimum_divergence : (...), the least divergence at an equal acceptance; NaN if policies that
         never emit tokens with q = 0 cannot reach this acceptance.
@@ -227,7 +228,7 @@ def best_acceptance(q: Tensor, p: Tensor, kind: Divergence, spent: Tensor) -> Te
 
 
 def _spent(policy: Policy, q: Tensor, p: Tensor, law: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the bounded divergence, whether the budget held, and Pr(a proposal exceeds it)."""
+    """Return the fields ``spent``, ``within`` and ``over_share`` of :class:`Audit`."""
     budget, over = policy.declares.budget, None
     if budget is None:
         return None, None, None
@@ -271,7 +272,10 @@ def raised_alone(kind: Divergence, h_n: Tensor, q_n: Tensor) -> Tensor:
 def _optima(
     q: Tensor, p: Tensor, kind: Divergence, spent: Tensor, accepted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the best acceptance at ``spent``, and the least divergence at ``accepted``."""
+    """Return the best acceptance at a divergence, and the least divergence at an acceptance; (N,).
+
+    The divergence is NaN if ``accepted`` is out of reach without emitting tokens of q = 0.
+    """
     geometry = geometry_of(q, p, kind)
     reachable = geometry.reachable
     equal_acceptance = solve_edges(geometry, "acceptance", torch.minimum(accepted, reachable))
@@ -283,7 +287,7 @@ def _optima(
 def _few_rows(
     target_probs: Any, draft_probs: Any, draft_token_ids: Any, normalise: bool
 ) -> tuple[Tensor, Iterator[tuple[slice, Tensor, Tensor]]]:
-    """Return checked target rows, and an iterator of float64 rows of both, a few at a time.
+    """Return the checked target rows, and an iterator of a few float64 rows of q and p at a time.
 
     Target and draft are broadcast to one shape; each item is a slice of the flattened batch, and
     its rows of q and p. ``draft_token_ids``, one for a row, stand for one-hot draft rows.

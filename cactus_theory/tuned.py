@@ -135,14 +135,14 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
 
 
 def _amount(path: Path, name: str, value: Any) -> float:
-    """Return a number of the file that is finite and not negative."""
+    """Return ``value`` of the file as a float; ValueError unless it is finite and at least 0."""
     if isinstance(value, bool | str):
         raise ValueError(f"{path}: {name} must be a number; got {value!r:.60}")
     return check.number(f"{path}: {name}", value, 0, sys.float_info.max)
 
 
 def _choice(path: Path, best: dict[str, Any], trust_code: bool) -> dict[str, Any]:
-    """Return policy, K and verifier of a recommended setting, checked; ValueError if invalid."""
+    """Return the checked policy, K and verifier of a recommended setting; ValueError if invalid."""
     policy = policy_of_data(best["policy"], path, trust_code=trust_code)
     try:
         verifier = (find_verifier if trust_code else registered_verifier)(best["verifier"])

@@ -2,7 +2,7 @@
 
 When installed from the wheel, the command is ``python -m cactus_theory.solvers``.
 
-If a row has no answer, the other rows are solved all the same: stderr and the output name the row.
+A row without an answer is named on stderr and in the output, and the other rows are solved.
 Exit code 0: every row is solved; 1: some row is not; 2: bad input, or no row could be solved.
 """
 

@@ -125,7 +125,7 @@ class Attempted(Generic[Solution]):
         raise NotImplementedError
 
     def rescaled(self, answer: Solution | None, scale: np.ndarray) -> np.ndarray:
-        """Return the scale for the next solver: the failed answer, or a default if it is None."""
+        """Return the next solver's scale: from the failed answer, or a default if there is none."""
         raise NotImplementedError
 
     def solve(self, scale: np.ndarray) -> Solution:

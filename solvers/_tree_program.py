@@ -99,8 +99,8 @@ class Flow:
     """The constraints that every verifier satisfies, in scaled variables, on S trees.
 
     ``rounds`` (S,) is how often a round begins at each tree. ``alive`` (m,) is P at each entry's
-    node times ``rounds``, and ``accepted`` (n,) is this product at each child. ``tokens``
-    is the number of emitted tokens. The first of ``limits`` is t ≤ g.
+    node times ``rounds``, and ``accepted`` (n,) is P at each child's prefix times ``rounds``.
+    ``tokens`` is the number of emitted tokens. The first of ``limits`` is t ≤ g.
     """
 
     def __init__(self, layout: Layout, scale: np.ndarray, rounds: Any) -> None:

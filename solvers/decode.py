@@ -113,7 +113,7 @@ def solve(
 
 
 def _check_size(shape: tuple[int, ...], depth: int) -> None:
-    """Raise ValueError, before the program is built, for rows that are not (V, V) or too many."""
+    """Raise ValueError if ``shape`` is not (V, V), or if the program would be too large."""
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"target_probs: must be (V, V), a row after each token; got shape {shape}")
     states = shape[0]

@@ -294,7 +294,7 @@ class Program(Attempted[Attempt]):
         return unproven(answer.status, answer.value, answer.bound)
 
     def rescaled(self, answer: Attempt | None, scale: np.ndarray) -> np.ndarray:
-        """Return the next scale: the attempt's row; without one, the geometric mean with q."""
+        """Return the attempt's row as the next scale; without a row, the mean √(``scale`` · q)."""
         q = self.q[self.q > 0]
         guess = np.sqrt(scale * q) if answer is None or answer.h is None else answer.h
         return np.maximum(guess, SMALLEST_SCALE * q)

@@ -1,7 +1,7 @@
 r"""The sequence program: one budget split over many positions.
 
-.. math:: \max_{h_1 … h_T} Σ_t Σ_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\; h_t \in Δ,\;
-   Σ_t D(h_t\|q_t) \le Δ
+.. math:: \max_{h_1 … h_T} Σ_t Σ_i \min(p_{ti}, h_{ti}) \;\text{ s.t. }\; h_t \ge 0,\;
+   Σ_i h_{ti} = 1,\; Σ_t D(h_t\|q_t) \le Δ
 
 At the optimum all positions that can still gain have the same price, which is why a band of
 constant price is the best way to spend a budget. The program does not assume equal prices, so it is

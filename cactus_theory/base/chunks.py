@@ -18,8 +18,8 @@ from cactus_theory.base.tensors import AT_ONCE, from_numpy, normalised
 def in_parts(*batches: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
     """Split batches (..., V): yield slices of rows, and the rows in float64, divided by their sums.
 
-    All batches have one shape, and rows are numbered in the order of this shape. A batch without
-    rows is one part. All rows on a GPU are one part, too, as its allocator keeps freed memory.
+    All batches have one shape, and a slice numbers the rows of the flattened batch. A batch without
+    rows is one part. All rows on a GPU are one part, too, as GPU allocators keep freed memory.
     """
     *batch, vocab = batches[0].shape
     count = math.prod(batch)
@@ -54,7 +54,10 @@ def joined(parts: Iterable[tuple[slice, Sequence[Tensor | None]]], count: int) -
 
 
 def _empty(count: int, like: Tensor) -> Tensor:
-    """Return an empty tensor for ``count`` results like ``like``; on a CPU in huge pages if any."""
+    """Return an uninitialised tensor of ``count`` entries that are like those of ``like``.
+
+    On a CPU, float64 tensors are made by NumPy, which takes huge pages of memory if there are any.
+    """
     if like.device.type != "cpu" or like.dtype != torch.float64:
         return like.new_empty(count, *like.shape[1:])
     return from_numpy(np.empty((count, *like.shape[1:])))

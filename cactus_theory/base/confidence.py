@@ -17,7 +17,7 @@ SETTLED = 1e-13
 
 
 def log_mean(logs: Float[np.ndarray, "*some M"]) -> Any:
-    """Return ln of the mean of e^x over the last axis; −∞ where all x are −∞."""
+    """Return ln of the mean of e^x over the last axis of numbers x; −∞ where all x are −∞."""
     top = np.maximum(logs.max(-1), -1e300)
     with np.errstate(divide="ignore"):
         return top + np.log(np.exp(logs - top[..., None]).mean(-1))
@@ -29,8 +29,8 @@ class LowerMean:
 
     More exactly, the bound is on the average of the conditional means of each number, given the
     numbers before it. Numbers x must be at least −``below``. Each x is predicted by the mean x̂ of
-    the numbers before it, cut off at ``most``. In units of ``below + most`` x − x̂ ≥ −1, so that
-    for 0 ≤ λ < 1 the product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a
+    the numbers before it, cut off at ``most``. Divided by ``below + most``, x − x̂ is at least −1.
+    So for 0 ≤ λ < 1 the product of :math:`e^{λ(x − μ) − (−\ln(1 − λ) − λ)(x − x̂)^2}` is a
     supermartingale, with μ the mean of x given the numbers before it (Fan, Grama & Liu 2015; Howard
     et al. 2021). The average of these products over several λ (``RATES``) is a supermartingale,
     too, and Ville's inequality turns it into the bound.
@@ -58,7 +58,7 @@ class LowerMean:
         self.total, self.count = float(before[-1]), self.count + len(values)
 
     def bound(self, alpha: float) -> float:
-        """Return the bound; with probability 1 − α all bounds of a growing log are right."""
+        """Return the bound; all bounds of a growing log hold with probability 1 − ``alpha``."""
         if not self.count:
             return -self.below
         limit = -math.log(alpha)

@@ -96,7 +96,7 @@ def called(policy: Any) -> str:
 def lawful(name: str, rows: Any, judged: Callable[[], Any] = lambda: True) -> Tensor:
     """Check that ``rows``, which a rule returned, have positive and finite sums; return the rows.
 
-    Raises ValueError, with the rule's ``name``, if a row for which ``judged`` is true has another
+    Raises ValueError, with the rule's ``name``, if a row for which ``judged()`` is true has another
     sum. Rows on CUDA are not checked.
     """
     if not isinstance(rows, Tensor):
@@ -119,9 +119,9 @@ def numbers(name: str, answer: Tensor, judged: Any) -> Tensor:
 
 
 def guard(kind: Any) -> None:
-    """Wrap the methods of a policy class from outside the package: they get copies of rows.
+    """Wrap the methods of a policy class from outside the package, so that they get copies of rows.
 
-    Only methods that the package's classes have, too, are wrapped. TypeError if the method
+    Only methods that a base class in the package has, too, are wrapped. TypeError if the method
     ``target`` lacks the parameter ``path``.
     """
     if is_own(kind):
@@ -141,7 +141,7 @@ def guard(kind: Any) -> None:
 
 
 def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a policy's method: it gets copies of rows, and invalid results raise ValueError."""
+    """Wrap a policy's method so that it gets copies of rows; invalid results raise ValueError."""
 
     @wraps(method)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:

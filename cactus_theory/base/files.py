@@ -44,7 +44,7 @@ def check_writable(
 
     ``path`` must have one of ``suffixes``, if any are given; None is not checked. With ``folders``
     the caller makes missing folders later, and a path without .csv may be a folder. Nothing is made
-    here. ValueError for another suffix; OSError for a folder, or a folder without write access.
+    here. ValueError for another suffix; OSError if ``path`` is a folder or cannot be written.
     """
     if path is None:
         return
@@ -109,7 +109,7 @@ def read_marked(path: Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def write_marked(path: Path, kind: str, version: int, content: dict[str, Any]) -> None:
-    """Write the content with its format and version, as :func:`write_whole` does."""
+    """Write a JSON file of the format ``kind``, as :func:`write_whole` writes bytes."""
     marked = {"format": kind, "version": version} | content
     write_whole(path, (json.dumps(marked, indent=1, allow_nan=False) + "\n").encode())
 

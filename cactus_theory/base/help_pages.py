@@ -15,7 +15,7 @@ SubParsers = cast(Any, argparse)._SubParsersAction  # a class without a public n
 
 
 class _Commands(SubParsers):
-    """Declare only the chosen command's flags, as others may need packages that are missing."""
+    """Declare only the chosen command's flags: other commands may need missing packages."""
 
     undeclared: dict[str, Callable[[str, Parser], None]]
 

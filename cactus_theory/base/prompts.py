@@ -20,7 +20,7 @@ SHOWN = 240
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt as it was written: a text, or the messages of a chat, whose last one is ``text``.
+    """A prompt as it was written: a text, or the messages of a chat, of which ``text`` is the last.
 
     ``later`` are further turns of a user, ``columns`` the other keys of the prompt's line, and
     ``place`` says in error messages where the prompt is written.
@@ -47,7 +47,7 @@ def prompts_of(path: str | Path, flag: str = "--prompts") -> list[Prompt]:
     texts as contents. Other keys of the object are columns; keys with null are ignored. In any
     other file every line that is not blank is a prompt. A line ends with a line feed, which a
     carriage return may precede. A byte order mark at the start is ignored.
-    OSError for a file that cannot be read; ValueError, with the line's number, for other lines.
+    OSError for a file that cannot be read; ValueError, with the line's number, for any other line.
     """
     path = Path(path)
     try:
@@ -184,7 +184,11 @@ class Rendering:
         return ids
 
     def notes(self, prompts: Sequence[Prompt], tokenizer: Any, whole: bool = False) -> list[str]:
-        """Return notes on prompts: columns, further turns, the template, the first prompt."""
+        """Return notes on prompts: columns, further turns, the template, the first prompt.
+
+        The first prompt is shown in full if ``whole`` is true; otherwise its beginning is shown,
+        and only if a chat template renders it.
+        """
         templated = [self.messages(prompt) is not None for prompt in prompts]
         lines: list[str] = []
         if columns := dict.fromkeys(name for prompt in prompts for name in prompt.columns):

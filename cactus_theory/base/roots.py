@@ -74,7 +74,7 @@ def convex_root(evaluate: Evaluate, over: Values, under: Values, budget: Values)
     A Newton step from the side above the budget never overshoots a convex function. Every third
     step halves the bracket instead, so that a flat or infinite slope at the start costs little, and
     every second such step halves the bracket in logarithms, so that a root of 1e-150 is found. A
-    value of NaN, as f of a ratio that leaves float64, counts as above the budget. The value at the
+    value of NaN, as for a ratio beyond float64, counts as above the budget. The value at the
     result exceeds the budget by at most a rounding error, ``BUDGET_ULPS`` · (1 + budget).
     """
     close = BUDGET_ULPS * (1 + budget)

@@ -85,7 +85,7 @@ def pair_in(path: str) -> tuple[str, str] | None:
 def pair_of(target: str, draft: str | None) -> tuple[str, str]:
     """Return the files of target and draft rows; without ``draft``, ``target`` must hold both.
 
-    ValueError if ``target`` does not (:func:`pair_in`).
+    ValueError if it does not hold both (:func:`pair_in`).
     """
     pair = pair_in(target) if draft is None else (target, draft)
     if pair is None:

@@ -19,7 +19,7 @@ def mcnemar(better: int, worse: int) -> float:
     """Return McNemar's exact two-sided p-value, from items that only one of two methods gets right.
 
     ``better`` and ``worse`` count the items that only the first or only the second method gets
-    right. If neither method is better, only the first gets such an item right with probability one
+    right. If neither method is better, each of these items is in ``better`` with probability one
     half.
     """
     count = better + worse

@@ -66,7 +66,7 @@ def parse_knobs(text: str, spec: str) -> dict[str, str]:
 
 
 def merged_knobs(spec: str, knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the knobs of a spec with those given as keywords; each must be given once."""
+    """Return the knobs that a spec sets, and ``knobs``; ValueError for a knob that is in both."""
     _, spec_knobs = parse_spec(spec)
     if twice := spec_knobs.keys() & knobs.keys():
         raise ValueError(f"{min(twice)}: must be given once; got {spec!r} and {knobs!r}")
@@ -136,10 +136,10 @@ class Registry(Generic[Kind]):
     def read(self, source: str, *others: type) -> tuple[Any, str]:
         """Return the object that ``FILE.py:NAME`` names, and ``FILE.py:NAME`` without knobs.
 
-        The object may also be of a class in ``others``. Its spec becomes ``FILE.py:NAME`` and its
-        knobs, unless it is registered. ValueError for another form or a missing name, OSError
-        for a missing file, TypeError for an object of another kind. ValueError also if the file
-        raises an error; the message then has this error and its line.
+        The object may also be of a class in ``others``. Its spec becomes ``FILE.py:NAME`` with its
+        knobs, unless its class is registered. ValueError for another form or a missing name,
+        OSError for a missing file, TypeError for an object of another kind. ValueError also if the
+        file raises an error; the message then has this error and its line.
         """
         path, name, _ = split(source, self.argument)
         module = _module(path.resolve(), path.stat().st_mtime_ns)

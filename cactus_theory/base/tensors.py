@@ -64,7 +64,7 @@ def as_tensor(name: str, value: ArrayLike) -> Tensor:
 
 
 def check_tensor(name: str, value: Any, must_be: str, *dtypes: torch.dtype) -> None:
-    """Raise TypeError, with ``must_be`` in its message, unless ``value`` is a tensor of a dtype."""
+    """Raise TypeError, with ``must_be``, unless ``value`` is a tensor of one of the ``dtypes``."""
     if not isinstance(value, Tensor) or value.dtype not in dtypes:
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise TypeError(f"{name}: must be {must_be}; got {kind}")
@@ -84,7 +84,7 @@ def place(at: Sequence[int], shape: Sequence[int]) -> str:
 def check_probabilities(name: str, probs: Tensor, normalise: bool = False) -> None:
     """Raise ValueError unless every row of ``probs`` (..., V) is a distribution.
 
-    With ``normalise`` any positive sum will do, as rows are divided by their sums. On CUDA only
+    With ``normalise`` any positive sum will do: the caller divides rows by their sums. On CUDA only
     the shape is checked: reading values back would stall the device.
     """
     if probs.ndim == 0 or probs.shape[-1] == 0:
@@ -134,7 +134,7 @@ def describe(tensor: Tensor) -> str:
 
 
 def check_pair(target: Tensor, draft: Tensor, names: tuple[str, str]) -> None:
-    """Raise unless two rows of probabilities share device and vocabulary."""
+    """Raise ValueError unless two rows of probabilities share device and vocabulary."""
     if target.device != draft.device:
         raise ValueError(
             f"{names[1]}: device must equal that of {names[0]} ({target.device}); "
@@ -153,7 +153,7 @@ def ungraphed(row: Tensor) -> Tensor:
 
 
 def float64_rows(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Return rows in float64 and detached; rows that already are both are returned as they are."""
+    """Return rows in float64 without a graph; a row that is so already is returned as it is."""
     return tuple(ungraphed(row).double() for row in rows)
 
 

@@ -155,5 +155,5 @@ class Progress:
         self.of(done, total)
 
     def texts(self, done: int, texts: int) -> None:
-        """Record that ``done`` steps (``total`` at most are shown) of ``texts`` texts are done."""
+        """Record ``done`` finished steps, shown as at most ``total``, and ``texts`` texts."""
         self.update(min(done, self.total), f"{texts} texts")

@@ -174,7 +174,7 @@ def add_models(
 ) -> None:
     """Declare ``--target``, ``--draft`` and the flags for loading them, for ``models.loaded``.
 
-    Without ``drafted``, there is no ``--draft``.
+    If ``drafted`` is false, ``--draft`` is not declared.
     """
     add = parser.add_argument
     text = "target model: folder, or id on the Hugging Face Hub"

@@ -172,7 +172,7 @@ def _summary(answer: dict[str, Any], drafted: bool) -> Iterator[str]:
 
 
 def _streamed(options: Any, tokenizer: Any, prompt_ids: Sequence[int], chat: bool) -> Any:
-    """Return options that feed a ``TextStreamer`` of transformers, and that streamer.
+    """Return options that feed a ``TextStreamer`` of transformers, and the streamer.
 
     The prompt of a chat is not printed.
     """

@@ -54,7 +54,7 @@ def has_models(args: argparse.Namespace) -> bool:
 
 
 def decoding(args: argparse.Namespace) -> str:
-    """Return the ``generate`` command for these models and the file that ``tune`` writes."""
+    """Return the ``generate`` command for the models of ``args`` and the file of ``tune --out``."""
     given = {"target": args.target or "DIR", "draft": args.draft or "DIR", "tuned": args.out}
     given |= {name: getattr(args, name) for name in ("revision", "dtype", "device", "system")}
     words = ["cactus-theory", "generate"]

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         return answer
 
     def log_of(path: str, state: str | None) -> tuple[Log, dict[tuple[int, ...], list[Any]]]:
-        """Read a file's new lines; return the log and, with --control, by prompt, ln Π r/h.
+        """Read a file's new lines; return the log and, with --control, ln Π r/h by prompt.
 
         There is one product for each answer and alternative, over the answer's tokens: r is the
         token's probability under the alternative, h under the claim.
@@ -264,7 +264,7 @@ def _big(log: float) -> str:
 
 
 def _draw(path: str, evidence: Evidence) -> None:
-    """Plot the evidence, and that of the three alternatives with most, against the tokens read."""
+    """Plot the evidence, of all and of the three leading alternatives, against the tokens read."""
     import matplotlib
     from matplotlib.figure import Figure
 

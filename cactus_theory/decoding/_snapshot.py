@@ -1,6 +1,7 @@
 """Copy the state of users' logits processors, and detect when the state changes.
 
-``processors`` calls copies of the processors at drafted tokens, as these may be rejected.
+The module ``processors`` calls copies of a processor at drafted tokens: if a token is rejected, the
+processor's state must not have changed.
 """
 
 import copy
@@ -29,14 +30,16 @@ DATA = (bool, bytes, int, float, str, tuple, list, dict, set, type(None), Tensor
 
 
 class Snapshot(pickle.Pickler):
-    """The state of the object ``held`` as bytes, ``state``, and copies of the object.
+    """A snapshot of the object ``held``: its state as bytes, ``state``, from which copies are made.
 
     If the object changes, a new snapshot has another ``state``. An object with a method ``fork``,
-    ``deep_copy`` or ``__deepcopy__`` is copied by this method; changes inside it are not detected.
+    ``deep_copy`` or ``__deepcopy__`` is copied by this method; changes inside such an object are
+    not detected.
     Functions and classes are not copied. ``state`` includes the values in a function's closure, the
     globals that the function names, and the data in classes of callable objects.
 
-    Raises the errors of pickling, and TypeError if copies might share an object through a function.
+    Raises the errors of pickling, and TypeError if copies might share an object that a function
+    reads.
     """
 
     def __init__(self, held: Any) -> None:
@@ -53,10 +56,10 @@ class Snapshot(pickle.Pickler):
             raise TypeError("a function holds a matcher")
 
     def persistent_id(self, obj: Any) -> Any:
-        """Return None for an object that is pickled; for others return the number in ``parts``.
+        """Return None to pickle an object; otherwise the object's index in ``parts``, as a tuple.
 
-        The first call for an object also returns the object's state, which becomes part of
-        ``state``.
+        At the first call for an object the tuple also has the object's values (:meth:`_held`),
+        which become part of ``state``.
         """
         if not isinstance(obj, (Tensor, FunctionType, *ATOMS)) and not _way(type(obj)):
             return None
@@ -99,7 +102,7 @@ class _Copies(pickle.Unpickler):
         self.parts, self.made, self.deep_copied = snapshot.parts, dict[int, Any](), dict[int, Any]()
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return the only copy of an object that was not pickled, or the object if it is shared."""
+        """Return the one copy of an object that was not pickled, or the object if never copied."""
         number, part = pid[0], self.parts[pid[0]]
         if number not in self.made:
             way = "__deepcopy__" if isinstance(part, Tensor) else _way(type(part))

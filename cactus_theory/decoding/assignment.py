@@ -47,7 +47,7 @@ def assigned(
     draft: Draft,
     verifier: Verifier,
 ) -> Assignment:
-    """Return the policy of each drafted token, with nodes whose laws h a schedule has computed."""
+    """Return the policy of each drafted token, and nodes whose law h a schedule has computed."""
     if len(policies) == 1:
         return Assignment(policies)
     chosen, nodes = [], dict[tuple[int, int], Node]()

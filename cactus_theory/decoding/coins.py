@@ -18,7 +18,7 @@ from cactus_theory.decoding.text import Texts
 
 
 def seeds_of(texts: Texts) -> Int[Tensor, "batch"]:
-    """Return a seed of the GPU kernels for each text, below 2^53, from the text's next coin."""
+    """Return for each text a seed for GPU kernels, below 2^53, made from the text's next coin."""
     seeds = [int(float(text.stream(1)[0]) * 2**53) for text in texts.rows]
     return torch.tensor(seeds, device=texts.device)
 

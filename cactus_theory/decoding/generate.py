@@ -150,8 +150,8 @@ def generate(
 def show_keywords(function: Any, known: Collection[str] = ()) -> list[str]:
     """Show the keywords of a decode in the signature of ``function``; return their names.
 
-    ``function`` takes them as ``**options``. Keywords in ``known`` are left out, as ``function``
-    names or sets these already.
+    ``function`` takes the keywords as ``**options``. Keywords in ``known`` are left out, as
+    ``function`` names or sets them already.
     """
     shown, named = signature(function), signature(DecodeOptions).parameters
     *first, double_starred = shown.parameters.values()

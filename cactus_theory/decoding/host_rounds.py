@@ -133,7 +133,7 @@ class HostRounds(Rounds):
         return self.verifier.coins(drafted if drafter is None else drafter.nodes(drafted))
 
     def _score(self, draft: Draft) -> Float[Tensor, "batch K1 vocab"]:
-        """Feed the target the drafted tokens, after all uncached tokens; return the rows q."""
+        """Feed the target each text's uncached tokens, then drafted tokens; return the rows q."""
         texts, lengths, drafted = self.texts, self.target.lengths, draft.lengths
         keep = [count + 1 for count in drafted]
         counts = [

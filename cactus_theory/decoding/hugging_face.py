@@ -212,7 +212,7 @@ def _stop(criteria: Sequence[Any], input_ids: Tensor, more: Stop | None) -> Stop
 
 
 def streamed(callbacks: Callbacks, streamer: Any) -> Callbacks:
-    """Return callbacks that also pass each new token to a streamer of transformers, if given."""
+    """Return callbacks that also pass new tokens to ``streamer``; unchanged without a streamer."""
     if streamer is None:
         return callbacks
 

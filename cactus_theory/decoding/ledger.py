@@ -73,15 +73,15 @@ class Ledger(Schedule):
 
     Along a deterministic draft in a block, ``regret`` keeps the first n tokens, where n maximises
     n − ν Σ ρ among the numbers n whose charges fit. ρ is a token's regret, and ν is the policy's
-    price, raised in the same way (THEORY.md, Theorem 30). A token whose regret pays only together
-    with a later token is not kept if the later token does not fit.
+    price, raised in the same way (THEORY.md, Theorem 30). A token that lowers n − ν Σ ρ is kept
+    only if later tokens that make up for the loss fit, too.
 
     Parameters
     ----------
     policy : a policy, a spec, or a schedule of policies (with ``Between(...)`` the cap holds for
         the whole answer, and nothing is spent outside the section).
     cap : nats per token of the answer, at least 0.
-    burst : nats that may be spent in advance, before the tokens that pay for them; at least 0.
+    burst : nats by which an answer may exceed ``cap`` times its number of tokens; at least 0.
 
     Raises
     ------
@@ -102,7 +102,7 @@ class Ledger(Schedule):
         self._cap(policy if isinstance(policy, Schedule) else OnePolicy(policy))
 
     def _cap(self, inner: Schedule) -> None:
-        """Store the schedule to cap, all policies to try, and the ladders as policy indices."""
+        """Store ``inner``, the policies to try, and for each policy of ``inner`` its ladder."""
         policies, numbers = list[Policy](), []
         for followed in inner.policies:
             by_regret = followed.unit == REGRET
@@ -153,10 +153,10 @@ class Ledger(Schedule):
         draft: Draft,
         verifier: Verifier,
     ) -> tuple[Int[Tensor, "nodes"], dict[int, Node]]:
-        """Return at each node the index of the first policy tried whose charge fits; and the nodes.
+        """Return for each node the index of the first policy whose charge fits; and solved nodes.
 
-        Nodes are visited from the root down. The allowance at a node is the cap for the tokens up
-        to the node, plus ``burst``, less the nats spent on the path to the node.
+        Nodes are visited from the root down. A charge fits if it is at most cap · t + burst, less
+        the nats spent on all tokens before the node's token, which is token t of the answer.
         """
         of_inner, _ = self.inner.choose_by_nodes(state.inner, target_probs, draft, verifier)
         numbers, nodes = of_inner.tolist(), dict[int, Node]()
@@ -235,12 +235,12 @@ class Ledger(Schedule):
     def _fitting(
         self, ladder: Sequence[int], allowed: float, at: Callable[[int], Node]
     ) -> tuple[int, Node]:
-        """Return the first policy tried whose charge is at most ``allowed``, and the solved node.
+        """Return the index of the first policy whose charge is at most ``allowed``, and its node.
 
         The search starts at the price that follows from the credit (see :class:`Ledger`), and goes
         up the ladder. Steps skip prices by a heuristic: a charge falls about as the inverse square
         of the price. The last policy of the ladder charges 0. So the search ends, and the cap holds
-        whichever price the search began with. ``at`` returns the node under a policy index.
+        whichever price the search began with. ``at`` maps a policy's index to the node under it.
         """
         # rung 0 with a credit of PATIENCE tokens or more
         rung, last = 0, len(ladder) - 1

@@ -98,7 +98,7 @@ class Source:
         return self.file(CONFIG).parent.name
 
     def file(self, name: str) -> Path:
-        """Return a file's path; fetch a hub file that is not cached, ValueError if none exists."""
+        """Return a file's path, fetching an uncached hub file; ValueError if fetching fails."""
         if not self.of_hub:
             return Path(self.place) / name
         cached_file = check.optional_module("transformers.utils", "llm").cached_file
@@ -331,7 +331,7 @@ def dtype_rule(dtype: str, device: str | torch.device) -> str:
 
 @contextmanager
 def _quiet(library: Any, downloads: bool) -> Iterator[None]:
-    """Silence progress bars, logs and warnings in a block; with ``downloads`` keep their bars."""
+    """Silence bars, logs and warnings in a block; with ``downloads`` keep the bars of downloads."""
     from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
     logging, bars_allowed = library.utils.logging, not are_progress_bars_disabled()

@@ -96,7 +96,7 @@ class Meter:
         return self.rows, self.total
 
     def take(self, other: "Meter") -> None:
-        """Add the sums of another meter, after measuring the nodes that it has collected."""
+        """Add the sums of another meter, after measuring the nodes that the other has collected."""
         rows, spent = other.sums()
         self.rows, self.total = self.rows + rows, self.total + spent
         self.largest = max(self.largest, other.largest)

@@ -14,7 +14,7 @@ DIGIT = 10
 
 @compiled
 def cut_to_nucleus(scores: Row, probs: Row, lost: float, value: float) -> None:
-    """Write ``value`` over the scores of the least likely tokens, at most ``lost`` in probability.
+    """Write ``value`` over the scores of the least likely tokens, of total probability ≤ ``lost``.
 
     The likeliest token stays. Of tokens with equal float32 probabilities, the first are cut first.
     A row with NaN is left unchanged.
@@ -24,7 +24,7 @@ def cut_to_nucleus(scores: Row, probs: Row, lost: float, value: float) -> None:
     probabilities are summed by digit over the tokens that agree with the edge in the digits found
     so far; the edge's digit grows while the cut mass stays at most ``lost``. After each digit,
     ``below`` is the mass of all tokens that are smaller than the edge in the digits found. Three
-    digits are all bits, so only ties are left.
+    digits are all bits, so afterwards only tokens equal to the edge are undecided.
     """
     bits = probs.astype(np.float32).view(np.int32)
     edge, below, ties = np.int32(0), 0.0, 0

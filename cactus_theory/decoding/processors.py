@@ -4,7 +4,7 @@ The classes of transformers in ``FREE`` and ``KNOWN`` are functions of scores an
 called for many tokens at once. Every other processor is a *stranger*: a stranger may keep state
 between calls, such as the matcher of a grammar. So a stranger is called once for each emitted
 token, in order. For drafted tokens copies of the stranger are called, and thrown away afterwards.
-ValueError names a stranger in a batch of several texts, or a stranger that cannot be copied.
+A stranger in a batch of several texts, or one that cannot be copied, raises ValueError.
 """
 
 import copy
@@ -63,7 +63,7 @@ class Places:
         return range(min(self.drafted[row] - self.first + 1, self.logits.shape[1]))
 
     def ids(self, row: int, offset: int) -> Int[Tensor, "1 length"]:
-        """Return the ids before the logits at (row, offset), padded as ``generate`` passes them."""
+        """Return the ids before the logits at (row, offset), with the prompt's padding as given."""
         if self.draft is None or self.draft.parents is None:
             ids = self.texts.prefix(row, self.first + offset)
         else:  # ids of the node's ancestors, not of other branches
@@ -143,7 +143,7 @@ class Processors:
             self._ask(self.all, self.rows[place + 1], ids)  # row i + 1 follows drafted token i
 
     def _ask_known(self, one: Any, places: Places) -> None:
-        """Call a processor of ``KNOWN`` once for all rows of logits after equally many ids."""
+        """Call a processor of ``KNOWN``, once for all positions after equally many ids."""
         groups = defaultdict[int, list[Any]](list)
         for row in range(places.texts.batch):
             for offset in places.offsets(row):
@@ -155,7 +155,10 @@ class Processors:
             places.logits[list(rows), list(offsets)] = of_rows(torch.cat(ids), scores)
 
     def _for_texts(self, one: Any, numbers: Sequence[int]) -> Any:
-        """Return a copy of a processor that keeps entries of the texts ``numbers`` only."""
+        """Return a copy of a processor for the texts with these numbers in the batch.
+
+        Attributes that have one entry for each text keep only the entries of these texts.
+        """
         selected = copy.copy(one)
         for name in BY_TEXT:
             values = vars(one).get(name)

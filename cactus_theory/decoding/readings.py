@@ -103,7 +103,7 @@ class Reading:
 
     @property
     def num_accepted_tokens_per_pos(self) -> tuple[int, ...]:
-        """Return for each position in a draft the number of drafts whose token was accepted."""
+        """Return for each position the number of drafts whose token there was accepted."""
         return tuple(accumulate(reversed(self.acceptance_histogram[1:])))[::-1]
 
     @property
@@ -123,7 +123,7 @@ class Reading:
 
     @property
     def marginal_acceptance_rates(self) -> tuple[float, ...]:
-        """Return for each position in a draft the share of all drafts whose token was accepted."""
+        """Return for each position the share of all drafts whose token there was accepted."""
         return tuple(_share(count, self.num_drafts) for count in self.num_accepted_tokens_per_pos)
 
     @property
@@ -156,29 +156,29 @@ class Reading:
 
     @property
     def emitted_divergence_per_token(self) -> float | None:
-        """Return ``emitted_divergence`` divided by the number of new tokens; None if unknown."""
+        """Return ``emitted_divergence`` per new token; None without a meter."""
         return self._per_token(self.emitted_divergence)
 
     @property
     def emitted_divergence_per_row(self) -> float | None:
-        """Return ``emitted_divergence`` divided by ``rows``, 0 without rows; None if unknown."""
+        """Return ``emitted_divergence`` / ``rows``, 0 without rows; None if either is None."""
         if self.emitted_divergence is None or self.rows is None:
             return None
         return self.emitted_divergence / self.rows if self.rows else 0.0
 
     @property
     def entropy_per_token(self) -> float | None:
-        """Return the mean entropy of h over new tokens, in nats; None if unknown."""
+        """Return the mean entropy of h over new tokens, in nats; None without a meter."""
         return self._per_token(self.entropy)
 
     @property
     def surprise_per_token(self) -> float | None:
-        """Return ``surprise``, in nats, per new token; None if unknown."""
+        """Return ``surprise``, in nats, per new token; None without a meter."""
         return self._per_token(self.surprise)
 
     @property
     def agreement_per_token(self) -> float | None:
-        """Return Σ h q − Σ q² per new token; None if unknown.
+        """Return Σ h q − Σ q² per new token; None without a meter.
 
         This is the probability that a token drawn from h equals an independent draw from q, less
         the probability that a token drawn from q does.

@@ -63,12 +63,12 @@ class LogProbs:
         Accepted and recovered tokens have the same h.
 
     With a lossless policy, ``target`` and ``emitted`` are equal. Averaged over h,
-    ``emitted − target`` of a token is the meter's charge for the token (KL). The sum over an answer
-    therefore averages to the meter's sum, which is at least the KL of whole texts. The product of
-    q ÷ h over an answer, ``exp`` of the sum of ``target − emitted``, reweights answers to the
-    target's law wherever h excludes no token that q allows. Do not score a text with ``emitted``:
-    the law of a token given the text alone is a mixture over the places where rounds may have
-    begun, and differs from h.
+    ``emitted − target`` of a token is the meter's charge for the token (KL). So over an answer the
+    sum of ``emitted − target`` and the meter's sum have the same expectation, which is at least the
+    KL of whole texts. The product of q ÷ h over an answer, ``exp`` of the sum of
+    ``target − emitted``, reweights answers to the target's law wherever h excludes no token that q
+    allows. Do not score a text with ``emitted``: the law of a token given the text alone is a
+    mixture over the places where rounds may have begun, and differs from h.
     """
 
     target: Float[Tensor, "batch new"]
@@ -168,6 +168,6 @@ class Stopwatch:
         self.parts["preparation"] = self.parts.get("preparation", 0.0) + seconds
 
     def seconds(self, since: Mapping[str, float] | None = None) -> Seconds:
-        """Return the seconds of each part, less those of ``since``, an earlier copy of ``parts``."""
+        """Return the seconds of each part, less those in ``since``, a copy of earlier ``parts``."""
         before = since or {}
         return Seconds(**{part: now - before.get(part, 0.0) for part, now in self.parts.items()})

@@ -102,8 +102,8 @@ class Rounds(ABC):
     def count(text: Text, drafted: int, tokens: Sequence[int], emitted: Sequence[int]) -> Kind:
         """Add a round to a text's counts; return (drafted, accepted, ended).
 
-        ``tokens`` are the tokens that verification returned, ``emitted`` these up to an end of the
-        text; ``ended`` is whether this end left tokens out.
+        ``tokens`` are the tokens that verification returned; ``emitted`` are those up to the text's
+        end; ``ended`` is whether tokens after the end were dropped.
         """
         accepted = min(len(tokens) - 1, len(emitted))
         kind = drafted, accepted, len(emitted) < len(tokens)

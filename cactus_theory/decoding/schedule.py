@@ -113,7 +113,8 @@ class Schedule(ABC):
 
         Paths of the draft are passed to :meth:`choose` or :meth:`choose_by_rows`; a class of
         another package gets copies. The solved nodes, by number, are those whose emitted laws a
-        subclass computed in order to choose; the verifier uses these laws. The default has none.
+        subclass computed in order to choose; the verifier uses these laws. By default there are no
+        solved nodes.
         """
         count = draft.lengths[0]
         choice = draft.token_ids.new_zeros(draft.token_ids.shape[1] + 1)
@@ -138,7 +139,7 @@ class Schedule(ABC):
     def _along(
         self, state: Any, path: list[int], nodes: Nodes, ends: bool = False
     ) -> Int[Tensor, "count"]:
-        """Return the choices for a path's tokens and, with ``ends``, for the token after them."""
+        """Return the policy index of each path token and, if ``ends``, of the next token."""
         draft, ids = nodes.draft, nodes.draft.token_ids[0, path]
         if ends:
             # id 0 stands for the token after the path, as no policy depends on the token it judges
@@ -261,7 +262,7 @@ def check_rule(policy: Policy | Schedule, verifier: Verifier) -> None:
 def followers(policy: Policy | Schedule, names: Iterable[str]) -> tuple[list[str], str]:
     """Return the verifiers among ``names`` that support a policy or schedule, and an error text.
 
-    The text is the error of the last verifier that does not support it, or empty.
+    The text is the error of the last verifier that does not support the policy, or empty.
     """
     able, refused = [], ""
     for name in dict.fromkeys(names):
@@ -308,7 +309,7 @@ class Between(Schedule):
     Raises
     ------
     ValueError
-        A marker without tokens, one that both opens and closes, an unknown policy.
+        A marker without tokens, a marker that both opens and closes, an unknown policy.
 
     Examples
     --------

@@ -175,7 +175,7 @@ class Texts:
         return [self.append(row, ids) for row, ids in enumerate(emitted)]
 
     def append(self, row: int, ids: Sequence[int]) -> int:
-        """Append ids that are in the buffer to a row's text, up to an end; return how many."""
+        """Append ids that are in the buffer to a row's text, up to its end; return their number."""
         text, stop = self.rows[row], self.stop
         for count, token in enumerate(ids, 1):
             text.ids.append(token)
@@ -187,7 +187,7 @@ class Texts:
         return len(ids)
 
     def _write(self, at: Sequence[int], token: Int[Tensor, "batch"]) -> None:
-        """Write ``token[b]`` into row b of the buffer at ``at[b]``, or the last index if less."""
+        """Write ``token[b]`` into row b of the buffer at ``at[b]``, capped at the last index."""
         if self.batch == 1:
             self.buffer.select(1, at[0]).copy_(token)
             return
@@ -218,8 +218,8 @@ def completion(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) ->
 def check_same_vocabulary(target_tokenizer: Any, draft_tokenizer: Any) -> None:
     """Raise ValueError unless both tokenizers map the same texts to the same ids.
 
-    Compares the maps of ``get_vocab()`` in order of id, as equal sizes prove nothing. The error
-    names the first token that differs.
+    The maps of ``get_vocab()`` are compared, as vocabularies of equal size may differ. The error
+    names the first token, in order of id, that differs.
     """
     target, draft = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
     if target == draft:

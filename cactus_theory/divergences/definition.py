@@ -1,9 +1,10 @@
 r"""Divergences: their base classes, with the members that the optimum needs, and their registry.
 
 Every f-divergence is :math:`D_f(h\|q) = \sum_{q>0} q f(h/q) + f'(\infty)\,h(q=0)` with convex
-f, f(1) = 0. Any other divergence is an increasing function of an f-divergence (Rényi), to which its
-budgets translate, or bounds the ratio h/q pointwise (max-divergence). The optimum and the solvers
-use only the members declared here, and have no code for particular divergences.
+f, f(1) = 0. Any other divergence either is an increasing function of an f-divergence (Rényi),
+so that every budget equals a budget of the f-divergence, or bounds h/q pointwise (max-divergence).
+The optimum and the solvers use only the members declared here, and have no code for particular
+divergences.
 Source of the definitions: Csiszár 1967; Liese & Vajda 2006; van Erven & Harremoës 2014.
 """
 
@@ -79,7 +80,7 @@ class Divergence:
         return value
 
     def price_from_generator(self, price: Tensor, value: Tensor) -> Tensor:
-        """Return the price dA/dδ from the generator's ``price``, at a divergence of ``value``."""
+        """Return the price of this divergence from the generator's ``price``, if D = ``value``."""
         return price
 
     def ceiling(self, delta: Tensor) -> Tensor:
@@ -91,7 +92,7 @@ class Divergence:
         raise NotImplementedError
 
     def ceiling_slope(self, ratio: Tensor) -> Tensor:
-        """Return the ceiling's slope in the budget, where the ceiling is ``ratio``."""
+        """Return the ceiling's derivative in δ, at the budget δ whose ceiling is ``ratio``."""
         raise NotImplementedError
 
 
@@ -135,8 +136,8 @@ class FDivergence(Divergence):
     def curvature(self, t: Tensor) -> Tensor:
         """Return f″(t); by default a central difference of f′, good to about nine digits.
 
-        A class need not define f″: with the less exact difference solvers may take more steps to the
-        same result.
+        A class need not define f″: solvers then use the less exact difference, and may take more
+        steps to the same result.
         """
         step = CURVATURE_STEP * t
         return (self.slope(t + step) - self.slope(t - step)) / (2 * step)
@@ -159,14 +160,14 @@ class FDivergence(Divergence):
         return torch.where(inside, ratio, torch.where(y >= high, torch.inf, 0.0))
 
     def upper_edge(self, step: float) -> float:
-        """Return b with f′(b) − f′(1) = ``step``, ∞ where f′ does not rise that far."""
+        """Return the ratio b with f′(b) − f′(1) = ``step``; ∞ if f′ does not rise by so much."""
         one = torch.ones((), dtype=torch.float64, device="cpu")
         return float(self.ratio_at(self.slope(one) + step))
 
     def two_points(self, raised: Tensor, q_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return q f(γ/q) + (1−q) f((1−γ)/(1−q)), the least D of rows with h_n = γ, and its slope.
+        """Return the least D of rows with h_n = ``raised``, and the derivative in ``raised``.
 
-        γ is ``raised``, and q is ``q_n``; the slope is the derivative in γ.
+        The least D is q f(γ/q) + (1−q) f((1−γ)/(1−q)), where γ is ``raised`` and q is ``q_n``.
         """
         rest = 1 - q_n
         up, down = raised / q_n, (1 - raised) / rest
@@ -198,9 +199,10 @@ def register_divergence(kind: Kind) -> Kind:
     """Make a divergence class available wherever a divergence is named.
 
     These places are ``ct.divergence``, the optimum, the band, audits, the command line, and the
-    solvers, which also need its form for cvxpy (``solvers/_perspective.py``). The class has a name,
-    its knobs as dataclass fields, an ``example`` of the knobs if there are any, and the members
-    of :class:`Divergence` or :class:`FDivergence`. f(1) = 0 and ``slope_at_one`` are checked.
+    solvers, which also need the divergence's form for cvxpy (``solvers/_perspective.py``). The
+    class has a name, its knobs as dataclass fields, an ``example`` of the knobs if there are any,
+    and the members of :class:`Divergence` or :class:`FDivergence`. f(1) = 0 and ``slope_at_one``
+    are checked.
 
     Raises
     ------
@@ -270,7 +272,7 @@ def read_divergence(spec: str | Divergence, **knobs: Any) -> Divergence:
     Raises
     ------
     ValueError
-        Unknown name or knob, a missing order, or an order outside its range.
+        An unknown name or knob, a missing knob, or a knob outside its range.
     OSError, TypeError
         No such file; an object in the file that is no divergence.
 

@@ -3,8 +3,8 @@ r"""Regret: the charge at temperature 0, where rows of the target are one-hot an
 .. math:: ρ_n = \max \ln q − \ln q_n, \qquad D_ρ(h) = \sum_n h_n ρ_n
 
 in nats, with q the target's row at temperature 1. D_ρ is the limit of T KL(h‖q_T) as T → 0, with
-q_T the row at temperature T (THEORY.md, Theorem 30). Regret is not in the registry of divergences,
-because D_ρ is 0 on every argmax, and not at h = q.
+q_T the row at temperature T (THEORY.md, Theorem 30). Regret is not in the registry of divergences:
+D_ρ is 0 for every h on the likeliest tokens, and in general not for h = q.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Regret(Divergence):
         return torch.where(h > 0, h * regrets(q), 0.0).sum(-1)
 
     def from_ceiling(self, ratio: Tensor) -> Tensor:
-        """Raise ValueError: a budget of regret bounds no h/q; ct.optimal_regret solves it."""
+        """Raise ValueError: a budget of regret bounds no h/q; use ``ct.optimal_regret``."""
         raise ValueError("divergence: regret has a program of its own, ct.optimal_regret")
 
 

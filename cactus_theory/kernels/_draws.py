@@ -6,7 +6,7 @@ The first launch sums a row's weights by parts. The second finds the part where 
 reads that part again, and finds the token: the first token of positive weight at which the running
 sum exceeds the coin times the total, as in ``cactus_theory/verify/draw.py``. Weights and sums of
 parts are float32, running sums float64. Weights are (s q − p)₊ for a recovered token. For a bonus
-token, or if all these weights are 0, they are q, computed from the raw logits.
+token, or if all these weights are 0, the weights are q, computed from the raw logits.
 
 Parameters are groups of ``buffers.py``; for ``position``, ``places`` and ``stream`` see
 ``random_numbers.py``, for all other values ``_rows.py``.

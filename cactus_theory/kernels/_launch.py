@@ -80,8 +80,8 @@ class Step:
     def _solve(self, decide: bool) -> BandBuffers:
         """Solve bands by Newton steps; return the buffers with the state after the last step.
 
-        With ``decide`` (a chain) the first step computes E (``_band.py``) of all rows to read. Its
-        sign decides the tokens that q_n and p_n leave OPEN. Later steps solve only the rows of
+        With ``decide`` (a chain) the first step computes E (``_band.py``) of all rows to read. The
+        sign of E decides the tokens that q_n and p_n leave OPEN. Later steps solve only the rows of
         rejected tokens.
         """
         band, stepped = self.work.bands

@@ -58,7 +58,7 @@ def row_at(b, place, rows):
 
 @triton.jit
 def part_at(b, place, part, rows, requests, form: tl.constexpr):
-    """Return a part of the row of logits at ``place``, float32, −∞ beyond its end."""
+    """Return a part of the row of logits at ``place``, float32, −∞ beyond the row's end."""
     token = part * form.part + tl.arange(0, form.part)
     row = row_at(b, place, rows)
     return tl.load(row + token, mask=token < requests.vocab, other=-float("inf")).to(tl.float32)

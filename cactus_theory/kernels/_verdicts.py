@@ -41,8 +41,8 @@ def two_points(x, q_n):
 def exact_ceiling(q_n, above, delta):
     """Return the γ from q_n to ``above`` with D(γ‖q_n) = ``delta``, float64.
 
-    Newton steps start at ``above``, where D (:func:`two_points`) exceeds ``delta``; if it does not,
-    the result is ``above``. As D is convex, every step stays above the root.
+    D is :func:`two_points`. If D at ``above`` does not exceed ``delta``, the result is ``above``.
+    Else Newton steps start there; as D is convex, every step stays above the root.
     """
     inner = (q_n > 0) & (q_n < 1) & (above > q_n) & (above < 1)
     q = tl.where(inner, q_n, 0.5)
@@ -197,7 +197,7 @@ def block_walk(requests, block, band, knob, form: tl.constexpr, KIND: tl.constex
     """Write the alive ratio P and the scale s of the residual (s q − p)₊ at each node.
 
     Also writes the residual's mass where no row has to be read for it (``closed``), and the last
-    node with P = 1, or the block's end if the end's coin passes (``sure``). Grid: (B,).
+    node with P = 1, or the block's last node if its coin passes (``sure``). Grid: (B,).
     """
     take_turn(form)
     b = tl.program_id(0)

@@ -156,7 +156,7 @@ def runs_kernels(device: torch.device) -> bool:
 
 
 def old_triton() -> str | None:
-    """Return Triton's version if it is too old for the kernels, as with torch 2.6 and 2.7."""
+    """Return Triton's version if too old for the kernels, as with torch 2.6 and 2.7; else None."""
     version = check.optional_module("triton", "kernels").__version__
     return version if tuple(map(int, version.split(".")[:2])) < LEAST_TRITON else None
 

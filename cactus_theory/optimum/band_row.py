@@ -191,7 +191,7 @@ class NodeRow:
         return g_n / (self.factor * self.unit * mass)
 
     def write(self, q: Row, p: Row, out: Row) -> None:
-        """Solve the row, and write h to ``out``, times a factor: 1 if P is 1 and rows sum to 1."""
+        """Solve the row, and write a multiple of h to ``out``; callers divide it by its sum."""
         self.upper_exceeds(math.inf)  # no edge exceeds ∞, so the row is solved
         if self.boxes is FREE and (q > LEAST).all():
             np.clip(p, self.scale * q, min(self.upper, MOST) * q, out=out)

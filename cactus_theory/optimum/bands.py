@@ -3,7 +3,8 @@ r"""The bands of rows within a budget or at a price, by compiled loops for each 
 A band is h = clip(p, max(a, c) q, min(b, C) q). The edges a and b follow from the price or budget;
 c and C are boxes, bounds on h/q of single tokens (THEORY.md, Theorems 7, 13, 24 and 25). At a node
 that block verification reaches with probability P, p/P takes the place of p. ``charge_of`` measures
-the divergence and the acceptance of a row. The policy ``band`` and nodes of drafted paths use both.
+the divergence and the acceptance of a row. The policy ``band`` and nodes of drafted
+paths use this module.
 """
 
 import math
@@ -135,7 +136,7 @@ class Charge(NamedTuple):
 
 
 def charge_of(f: FDivergence, q: Row, p: Row, alive: float, law: NodeRow | Row) -> Charge:
-    """Return the charge of ``law``, which is a solved row or a row h in float64, at a node.
+    """Return the charge of ``law``, a solved :class:`NodeRow` or a row h in float64, at a node.
 
     ``alive`` is the node's P. :class:`Charge` describes the three numbers.
     """

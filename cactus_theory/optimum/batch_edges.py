@@ -136,7 +136,7 @@ def searched_edges(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Edges
 
 
 class _Start(NamedTuple):
-    """The start of a search: ratios and their ends, weights of sums, goal, flags, first edges."""
+    """Numbers of each row that stay fixed in a search, and the edges from which it starts."""
 
     ratios: Rows  # p/q
     ends: tuple[PerRow, PerRow]  # least and largest ratio
@@ -183,9 +183,9 @@ def _start(geometry: Geometry, priced: bool, amount: PerRow) -> _Start:
 
 
 def _search(geometry: Geometry, knob: str, amount: PerRow) -> tuple[Tensor, ...]:
-    """Return the fields of Edges at which both equations of the module hold, and flags of the rows.
+    """Return the fields of Edges that solve both equations of the module, and a flag for each row.
 
-    The flag of a row is False if the search did not converge or was abandoned.
+    The flag is False if the search did not converge on the row, or was abandoned.
     """
     priced, lacking = knob == "price", geometry.zero_mass
     start = _start(geometry, priced, amount)

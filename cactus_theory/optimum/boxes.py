@@ -52,7 +52,7 @@ class Boxes:
             raise ValueError(f"floor, hold: {tokens}")
 
     def of_row(self, q: np.ndarray) -> Any:
-        """Return for compiled loops: least q of the head, ids that must not fall, and their C."""
+        """Return boxes for compiled loops: the head's least q, ids that must not fall, their C."""
         if not self:
             return FREE
         self.check(q.size)

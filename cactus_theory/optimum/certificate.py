@@ -106,7 +106,7 @@ class Geometry:
         )
 
     def write_rows(self, edges: Edges, rows: Rows) -> None:
-        """Write h = clip(p, aq, bq); tokens with q = 0 share ``edges.leaked``, as they share p."""
+        """Write h = clip(p, aq, bq), with mass ``edges.leaked``, divided as in p, where q = 0."""
         q, p = self.q, self.p
         torch.maximum(p, q * edges.lower[:, None], out=rows)
         torch.minimum(rows, q * edges.upper[:, None], out=rows)

@@ -149,11 +149,11 @@ def pooled_frontier(
     normalise: bool = False,
     on_point: Callable[[int], Any] | None = None,
 ) -> PooledFrontier:
-    """Return the best mean acceptance of rows (..., V) at each mean divergence, and its bound.
+    """Return the best mean acceptance of rows (..., V) at several mean divergences, with bounds.
 
     The first point is h = q, the last the largest acceptance. Each further point is solved exactly,
-    at a price that lies in the widest gap between two points in acceptance. ``normalise`` as
-    for :func:`optimal_acceptance`; ``on_point`` is called with the number of points done.
+    at a price between those of the two neighbours whose acceptances differ most. ``normalise`` is
+    as for :func:`optimal_acceptance`; ``on_point`` is called with the number of points done.
 
     Raises
     ------

@@ -118,9 +118,9 @@ def optimal_regret(
 
 
 def marginal_loss(lost: Rows, amounts: Rows, room: PerRow) -> PerRow:
-    """Return the loss of the first token, by rising ``lost``, at which Σ ``amounts`` > ``room``.
+    """Return the ``lost`` of the token at which the running sum of ``amounts`` exceeds ``room``.
 
-    Return ∞ if the sum over all tokens does not exceed ``room``.
+    The sum runs over tokens by rising ``lost``. Return ∞ if it never exceeds ``room``.
     """
     by_loss, order = lost.sort(-1)
     count = (amounts.gather(-1, order).cumsum(-1) <= room).sum(-1, keepdim=True)  # fit in
@@ -202,7 +202,7 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         worth: Float[Tensor, "batch K1"] | None = None,
     ) -> Float[Tensor, "batch K"]:
-        """Return 1 for drafted tokens that are kept if reached, else 0; of tied n the largest."""
+        """Return 1 for drafted tokens that are kept if reached, else 0; ties keep more tokens."""
         return self.kept(*losses(q, ids), counts)
 
     def kept(
@@ -212,7 +212,7 @@ class RegretPath(LookAhead):
         counts: Int[Tensor, "batch"],
         ahead_counts: bool = True,
     ) -> Float[Tensor, "batch K"]:
-        """Return :meth:`path` from the :func:`losses` of the tokens, by one backward pass.
+        """Return the result of :meth:`path`, from :func:`losses` of the tokens, in a backward pass.
 
         A token and the tokens after it are worth F = max(0, 1 + F′ − ν ρ), with F′ the worth of the
         tokens after it, 0 after the last token. A token is kept iff 1 + F′ ≥ ν ρ. Without

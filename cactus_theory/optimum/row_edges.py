@@ -147,8 +147,8 @@ def bracket_at_price(
     """Return six numbers with which the search for U begins.
 
     They are P in units of p/q, the sum that g must have, the lower and the upper end of a bracket
-    of U, the U to try first, and the largest p/q, beyond which a rise of U changes no sum. A finite
-    ``highest``, the largest U/P, ends the search already, and the last number is then ∞.
+    of U, the U to try first, and the largest p/q, beyond which a rise of U changes no sum. If the
+    largest U/P, ``highest``, is finite, it limits the search instead: the last number is then ∞.
     """
     mass, drafted = sums_of(q, p)
     largest = largest_of(q, p) if highest == math.inf else math.inf
@@ -176,8 +176,8 @@ def edges_at_price(
 ) -> tuple[float, float, float]:  # fmt: skip
     """Return the edges U and A, and P, in units of p/q, at a price of 1/``step``.
 
-    Callers may need to know only whether U > ``threshold``. If it is, the search may stop early:
-    U is then ∞ and A has no meaning. ``highest`` is the value of U/P at which A = P.
+    Callers may need to know only whether U > ``threshold``. If so, the search may stop early, and
+    return ∞ for U and no meaningful A. ``highest`` is the value of U/P at which A = P.
     """
     c, a = curve
     settled = SETTLED if q.itemsize == 8 else COARSE

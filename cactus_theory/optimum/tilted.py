@@ -7,9 +7,9 @@ A KL budget alone does not say where h leaves q. A worth r of each token does: l
 under the target), q (the probability that a reference token drawn from the target is this token),
 or a reward. With :math:`q^\theta \propto q e^{\theta r}` and its normaliser Z,
 KL(h‖q) − θ Σ h r = KL(h‖q^θ) − ln Z. So for every θ ≥ 0 the optimum is at most the optimum of the
-target q^θ with the budget δ − θ c + ln Z and no limit on the worth. At one θ both are equal: the
-band of q^θ has the worth c and spends δ nats (THEORY.md, Theorem 28). Σ h r − c has the sign of the
-bound's derivative in θ, so the search below is a bisection. Where the worth alone binds, the
+target q^θ with the budget δ − θ c + ln Z and no limit on the worth. At one θ both optima are equal:
+the band of q^θ has the worth c and spends δ nats (THEORY.md, Theorem 28). Σ h r − c has the sign of
+the bound's derivative in θ, so the search below is a bisection. Where the worth alone binds, the
 optimum is a knapsack's: drafted mass of the least worth is given up for the token of the largest
 worth.
 """
@@ -85,7 +85,7 @@ def tilted_acceptance(
     worth : (...), Σ h r.
     tilt : (...), θ; 0 where the nats alone bind, ∞ where the worth alone binds.
     price : (...), dA/dδ, the slope of the best acceptance A in the budget; dA/dc is −θ times this
-        price, and is not given at θ = ∞.
+        price; at θ = ∞ dA/dc is not given.
     gap : (...), the proven upper bound on the acceptance minus ``acceptance``; 0 up to rounding.
 
     Raises

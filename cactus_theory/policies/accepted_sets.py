@@ -49,7 +49,7 @@ class AcceptedSet(SharedResidual):
         return self.chosen(ungraphed(q)).gather(-1, n).double()
 
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return the row that ``recover`` names: one-hot at the likeliest, q, or q on the set."""
+        """Return, by ``recover``, the one-hot row of the likeliest token, q, or q on the set."""
         if self.recover == "argmax":
             return one_hot(q.argmax(-1), q).double()
         (q,) = float64_rows(q)

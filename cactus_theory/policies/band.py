@@ -39,12 +39,12 @@ class Band(Tilted, FixedTarget):
     arXiv 2609.30474); in blocks, mentored decoding has the rows of ``per_row=True``.
 
     In blocks and trees a node is reached with the alive ratio P, the probability that the tokens
-    before the node are all accepted. At a price the best row there is the band of p/P
-    (:mod:`cactus_theory.optimum.band_row`). The tokens of a deterministic draft (greedy, n-gram)
-    are known in advance. So at a price of KL the rows depend on later drafted tokens, too, and the
-    emitted law is the best of all laws of blocks (:mod:`cactus_theory.optimum.look_ahead`). The
-    band of p is kept in blocks within a budget, at a price of 0, and for Rényi's divergence, whose
-    price depends on the divergence spent.
+    before the node are all accepted. At a price the best row there is the band of p/P: the band
+    with p/P in place of p (:mod:`cactus_theory.optimum.band_row`). The tokens of a deterministic
+    draft (greedy, n-gram) are known in advance. So at a price of KL the rows depend on later
+    drafted tokens, too, and the emitted law is the best of all laws of blocks
+    (:mod:`cactus_theory.optimum.look_ahead`). The band of p is kept in blocks within a budget, at a
+    price of 0, and for Rényi's divergence, whose price depends on the divergence spent.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Band(Tilted, FixedTarget):
     price : the least gain in acceptance for which one more unit of divergence is spent, in tokens
         per unit, ≥ 0. One price for all rows is the best way to share a budget among them.
     divergence : spec of the divergence of h from q.
-    per_row : if True, the rows of blocks are the bands of p at a price, too; for comparisons.
+    per_row : if True, rows in blocks are bands of p, not p/P, even at a price; for comparisons.
     head : a share, from 0 to 1. The head is the tokens with at least this share of the largest q.
         Only they are raised: :math:`h = \mathrm{clip}(p, aq, \min(b, c)q)` with c = ∞ on the head
         and 1 off it (Theorem 24). 0 is the plain band; 1 raises the likeliest token alone. With a

@@ -63,7 +63,7 @@ class Budget:
         return spent <= self.amount + self.rounding
 
     def bounds(self, stated: bool, token: str = "a token") -> str:
-        """Return in words what is bounded; ``stated`` says that the policy is ``PerProposal``."""
+        """Return in words what is bounded; ``stated`` is whether the policy is ``PerProposal``."""
         if self.scope == "emitted":
             return f"{self.divergence} of the emitted law"
         if stated:

@@ -43,7 +43,7 @@ def of(kind: Any) -> dict[str, inspect.Parameter]:
 
 
 def read(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` converted to the types that ``kind`` annotates, else raise ValueError."""
+    """Return ``values`` converted to the types in ``kind``; ValueError if one does not fit."""
     known = of(kind)
     return {name: converted(name, value, known[name].annotation) for name, value in values.items()}
 

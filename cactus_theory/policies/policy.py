@@ -52,7 +52,7 @@ TIE = 1e-12
 
 
 def accept_probability(raised: Tensor, drafted: Tensor) -> Tensor:
-    """Return the acceptance min(1, raised/drafted) entry by entry; 0/0 is 0 and x/0 is 1."""
+    """Return acceptances min(1, h/p) for h = ``raised``, p = ``drafted``; 0/0 is 0, x/0 is 1."""
     return (raised / drafted).nan_to_num_(nan=0.0).clamp_(max=1.0)  # 0/0 is 0, x/0 is 1
 
 
@@ -73,7 +73,7 @@ def one_hot(n: Int[Tensor, "*some"], like: Rows) -> Float[Tensor, "*some vocab"]
 
 @dataclass(frozen=True)
 class PathState:
-    """What a policy needs of a path besides q and p: the alive ratio P and, looking ahead, h_n."""
+    """Inputs of a policy besides q and p: the alive ratio P, and h_n if later tokens decide it."""
 
     # alive ratio P, float64 in [0, 1]: the probability, given the tokens before the row, that they
     # are all accepted (averaged over the tokens drafted later)
@@ -141,7 +141,7 @@ class Policy(ABC):
 
     @abstractmethod
     def residual(self, q: Rows, p: Rows, n: Id) -> Rows:
-        """Return g(·|n), the law of the recovered token after rejecting n; q if φ(n) = 1."""
+        """Return g(·|n), the law of the recovered token after rejecting n; unused if φ(n) = 1."""
 
     def target(self, q: Rows, p: Rows, path: PathState | None = None) -> Rows | None:
         """Return the row h that is emitted instead of q; None for a policy without such a row.

@@ -23,7 +23,7 @@ class Raised(Tilted, Entrywise, FixedTarget):
     r"""Policies with φ(n) = min(1, c/p_n), c ≥ q_n, and the residual (q − p)₊ of lossless sampling.
 
     The emitted law is min(p, c) + (1 − A)(q − p)₊/TV(p, q) with the acceptance A = Σ min(p, c). It
-    lies pointwise between p and q. Lossless sampling with it in place of q has the same acceptance.
+    lies pointwise between p and q. Lossless sampling with this law as target accepts as often.
     """
 
     between = True

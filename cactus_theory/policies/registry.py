@@ -28,7 +28,7 @@ def register(name: str | Any) -> Callable[[Kind], Kind]:
     ValueError
         The name is taken (reading the same file again is allowed), or there is no name.
     TypeError
-        Neither a policy class nor a function under ``@ct.rule``.
+        The object is neither a policy class nor a function under ``@ct.rule``.
 
     Examples
     --------
@@ -132,7 +132,7 @@ def _written(function: Any) -> tuple[str, str] | None:
 def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
     """Return the policy ``FILE.py:NAME`` at ``knobs``.
 
-    NAME may also be a class in ``others``, a subclass, or an object of such a class.
+    NAME may also be one of the classes ``others``, a subclass of them, or an instance.
     """
     entry, source = POLICIES.read(spec, *others)
     values = _with_divergence(merged_knobs(spec, knobs))
@@ -140,7 +140,7 @@ def policy_in_file(spec: str, knobs: dict[str, Any], *others: type) -> Any:
 
 
 def _with_divergence(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the knobs; a ``divergence`` ``FILE.py:NAME`` is read and replaced by its spec."""
+    """Return knobs; if ``divergence`` is ``FILE.py:NAME``, read the file and put the spec there."""
     if not names_a_file(str(values.get("divergence"))):
         return values
     return values | {"divergence": read_divergence(values["divergence"]).spec}

@@ -29,8 +29,8 @@ from cactus_theory.policies.registry import register
 class Regret(FixedTarget):
     r"""Keep a drafted token if q_n is close to max q, else emit the target's likeliest token.
 
-    For temperature 0; q is the target's row at temperature 1. The regret of a token is
-    ρ_n = max ln q − ln q_n in nats. Source: THEORY.md, Theorem 30.
+    The policy is for temperature 0; its q is the target's row at temperature 1. The regret of a
+    token is ρ_n = max ln q − ln q_n in nats. Source: THEORY.md, Theorem 30.
 
     Parameters
     ----------

@@ -67,10 +67,10 @@ class FunctionPolicy(Policy):
     def _answers(
         self, function: Function, q: Rows, p: Rows, row: Tensor, token: Tensor | None = None
     ) -> Tensor:
-        """Call a function for m rows of q and p (R, V), by index ``row`` (m,); return m results.
+        """Call a function for the rows of q and p (R, V) with indices ``row`` (m,); return results.
 
-        With ``token`` (m,) the function also gets a drafted token for each row. Results (m, …) are
-        float64.
+        With ``token`` (m,) the function also gets a drafted token for each row. The results (m, …)
+        are float64.
         """
         source, name = self.source, function.__name__
         name = name if function is source.function else f"{self.name}, {name}"
@@ -102,7 +102,7 @@ class FunctionPolicy(Policy):
 
 
 def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
-    """Return a function's result as a new float64 tensor; ValueError if its shape is wrong."""
+    """Return a function's result as a new float64 tensor; ValueError unless it has ``shape``."""
     if isinstance(answer, Tensor):  # a copy, as the function may write into its tensor again
         converted = answer.detach().to(torch.float64, copy=True)
     else:
@@ -114,7 +114,7 @@ def _answer(name: str, answer: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def faster_form(policy: Any) -> str:
-    """Return how the policy could be faster; empty unless it is called for one token at a time."""
+    """Return advice for a function that is called for one token at a time, else an empty text."""
     scalar = isinstance(policy, FunctionPolicy) and not policy.source.vectorised
     return FASTER if scalar and not isinstance(policy, FixedTarget) else ""
 
@@ -228,7 +228,7 @@ def rule(
     ----------
     function : f(q, p, n) or f(q, p); None when the decorator is given options.
     residual : the function that returns the row to draw from after a rejection, for f(q, p, n).
-    vectorised : whether both functions are called for many rows at once.
+    vectorised : whether ``function`` and ``residual`` are called for many rows at once.
     knob_range : the least and the largest legal value of the first knob.
     budget : such as ``"kl <= delta emitted"`` or ``"kl <= 0.1 per proposal"``; the amount is a
         number or a knob.
@@ -239,7 +239,8 @@ def rule(
     Raises
     ------
     TypeError
-        Another number of arguments, or a declaration that does not exist.
+        A function with neither two nor three arguments, a ``residual`` for f(q, p), or a
+        declaration that does not exist.
     ValueError
         A knob, a budget or a declared value that cannot be read.
 

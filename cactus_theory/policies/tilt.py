@@ -48,7 +48,7 @@ def tilt_of(policy: Policy) -> float:
 
 
 def untilted(policy: Policy) -> Policy:
-    """Return a policy without its tilt."""
+    """Return the policy to apply to rows q^θ: without its tilt; unchanged if ``tilt_of`` is 0."""
     return policy.about if isinstance(policy, Tilted) and policy.tilt_of_rows else policy
 
 

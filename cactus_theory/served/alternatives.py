@@ -411,7 +411,7 @@ OF_DRAFT = (
 
 
 def alternatives(drafted: bool) -> tuple[Alternative, ...]:
-    """Return the alternatives that need only the target's rows; with a draft, also all others."""
+    """Return the alternatives that need no draft rows; if ``drafted``, those that do, too."""
     return OF_TARGET + (OF_DRAFT if drafted else ())
 
 
@@ -428,12 +428,12 @@ def log_factors(
     policy's law and the target's, as a log does not show which tokens had a draft.
 
     The distance of a token is the number of nats by which the token lies outside the cuts. At
-    temperature 0 the distance is measured from the largest logit, for top-k from the k-th. For
-    top-p the distance is the smaller of the excess, in log-odds, of the mass above the token, and
-    the gap to the last token that is kept. A distance above ``edge`` refutes the claim. A nearer
-    token may be there by rounding: its h is its probability if it were kept, times a small factor
-    (``UNCLAIMED``^(distance/edge)). With exact rows this changes no guarantee, as the claim never
-    emits such a token.
+    temperature 0 the distance is measured from the largest logit, for top-k from the k-th largest.
+    For top-p the distance is the smaller of two numbers: the log-odds of the mass of all likelier
+    tokens less those of top-p, and the logit of the last kept token less the token's. A distance
+    above ``edge`` refutes the claim. A nearer token may be outside by rounding: h is then the
+    probability that the token would have if it were kept, times ``UNCLAIMED``^(distance/edge). With
+    exact rows this changes no guarantee, as the claim never emits such a token.
 
     Parameters
     ----------
@@ -476,7 +476,7 @@ def log_factors(
 
 
 def _beyond(rows: Rows, ids: Int[Tensor, "n k"]) -> Float[Tensor, "n k"]:
-    """Return by how many nats tokens lie outside the claimed cuts, as :func:`log_factors` defines."""
+    """Return by how many nats tokens lie outside the claimed cuts: see :func:`log_factors`."""
     cuts, scores = rows.claim.cuts, rows.logits / (rows.claim.temperature or 1.0)
     of_token, falling = scores.gather(-1, ids), scores.gather(-1, rows.order)
     if not rows.claim.temperature:

@@ -55,7 +55,7 @@ NAMED, SECONDS = 20, 5.0
 class Answer:
     """The token ids of a prompt and of its answer, and the settings claimed for the answer.
 
-    ``encoded``: the log held only a text, and a tokenizer made the answer's ids.
+    ``encoded`` is whether the log held only a text, from which a tokenizer made the answer's ids.
     """
 
     line: int

@@ -89,15 +89,15 @@ class Evidence:
 
     @property
     def limit(self) -> float:
-        """Return ln(1/α), which the evidence of a healthy engine seldom reaches."""
+        """Return ln(1/α): a healthy engine's evidence ever reaches 1/α with probability ≤ α."""
         return -math.log(self.alpha)
 
     @property
     def verdict(self) -> str:
         """Return the verdict: ``off``, ``as claimed`` or ``too little``.
 
-        The verdict is ``too little`` if, for most alternatives that differ from the claim on these
-        rows, the tokens would not yet suffice to detect an engine with that law.
+        The verdict is ``too little`` if, for most alternatives that differ from the claim on the
+        rows read, the tokens would not yet suffice to detect an engine with such a law.
         """
         if self.off or self.impossible:
             return "off"
@@ -107,7 +107,7 @@ class Evidence:
 
     @property
     def grown(self) -> Float[np.ndarray, "M"]:
-        """Return ln of the evidence to expect for each alternative if the engine had its law."""
+        """Return for each alternative ln of the evidence to expect if the engine had this law."""
         return self.growth - self.slack * self.tokens
 
     def add(self, line: int, factors: Float[np.ndarray, "n M"], growth: np.ndarray) -> None:
@@ -137,7 +137,8 @@ class Evidence:
     def needed(self) -> Float[np.ndarray, "M"]:
         """Return how many more tokens would detect an engine with each alternative's law.
 
-        The number is ∞ if an alternative differs from the claim by less than the slack here.
+        The number is ∞ if, on the tokens read, an alternative differs from the claim by less than
+        the slack.
         """
         rates = self.growth / max(self.tokens, 1) - self.slack
         missing = np.maximum(self.limit + math.log(len(self.names)) - self.own, 0.0)

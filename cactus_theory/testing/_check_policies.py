@@ -1,4 +1,4 @@
-"""Check a policy against its properties on drawn rows: the runner, and the assertion for tests."""
+"""Check a policy against its properties on drawn rows, for the command ``check`` and for tests."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

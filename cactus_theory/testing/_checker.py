@@ -93,7 +93,7 @@ def candidates(q: Tensor, p: Tensor) -> Iterator[Pair]:
 
 
 def _rounded(row: Tensor, digits: int) -> Tensor:
-    """Return a row (V,) rounded to decimal places; its largest entry makes the sum 1 again."""
+    """Return a row (V,) rounded to ``digits`` decimals; the largest entry makes the sum 1 again."""
     short = (row * 10**digits).round()
     largest = int(short.argmax())
     short[largest] += 10**digits - short.sum()
@@ -101,7 +101,7 @@ def _rounded(row: Tensor, digits: int) -> Tensor:
 
 
 def _valid(q: Tensor, p: Tensor) -> Iterator[Pair]:
-    """Yield the pair with both rows divided by their sums; nothing if a row is 0 or negative."""
+    """Yield the rows divided by their sums; nothing if a row has sum 0 or a negative entry."""
     rows = []
     for row in (q, p):
         total = row.sum()
@@ -132,7 +132,7 @@ class Checker:
     def without_crashes(
         self, prop: Property, behaviours: Iterable[Behaviour]
     ) -> tuple[list[Behaviour], list[Crash]]:
-        """Return the behaviours on rows without errors, and (behaviour, error) for all others."""
+        """Return the behaviours on rows without errors, and (behaviour, error) for other rows."""
         sound: list[Behaviour] = []
         crashed: list[Crash] = []
         for seen in behaviours:
@@ -149,7 +149,7 @@ class Checker:
         return sound, crashed
 
     def error_on(self, prop: Property, seen: Behaviour) -> Exception | None:
-        """Return the exception that the policy raises on these rows, or None."""
+        """Return the exception that the policy raises on the rows of ``seen``, or None."""
         try:
             self.worst(prop, seen)
         except Exception as error:  # whatever the user's code raises
@@ -163,7 +163,7 @@ class Checker:
         return seen if bool(finite.all()) else seen.on(seen.q[finite], seen.p[finite])
 
     def crash(self, prop: Property, seen: Behaviour, error: Exception) -> Finding:
-        """Return the finding for an error that the policy raised; a single row is shrunk first."""
+        """Return the finding for an error of the policy; if ``seen`` is a single row, shrink it."""
         q, p = seen.q[0], seen.p[0]
         if len(seen.q) == 1:
 
@@ -178,7 +178,7 @@ class Checker:
         return self.finding(replace(prop, hint=guess, steady=False), seen, worst, (q, p))
 
     def counterexample(self, prop: Property, seen: Behaviour, worst: Worst) -> Finding:
-        """Return the finding for a broken property, on shrunk rows that break it likewise."""
+        """Return the finding for a broken property, on the simplest rows found that break it."""
 
         def broken(q: Tensor, p: Tensor) -> bool:
             other = seen.on(q[None], p[None])
@@ -210,7 +210,7 @@ class Checker:
         return finding(prop, worst, (q, p), hint=hint, again=again, **more)
 
     def verdict_on(self, prop: Property, behaviours: list[Behaviour]) -> PropertyVerdict:
-        """Return the verdict on one property; if it fails, with the error or the first failure."""
+        """Return the verdict on one property; if it fails, the verdict has a finding."""
         verdict = partial(PropertyVerdict, prop.name, prop.statement)
         counted, least, failing = 0, math.inf, None
         for seen in behaviours:
@@ -234,7 +234,7 @@ class Checker:
 
 
 def _written(policy: Policy) -> str:
-    """Return Python text for a policy: its spec, or a call where the spec makes another policy."""
+    """Return Python text that makes a policy: its spec, or a call if the spec makes another one."""
     with suppress(Exception):  # comparing values of the user's class may raise anything
         if read_policy(policy.spec) == policy:
             return repr(policy.spec)

@@ -35,9 +35,9 @@ def examples(count: int, start: int = 0) -> tuple[Group, ...]:
 
     Most pairs have few tokens. If ``count`` is at least 2, one pair has 1,000 to 1,400 tokens; one
     pair in 20, up to seven pairs, has 16 to 512; from 10,000 pairs on, one has 32,000. A draft row
-    over more than 64 tokens gives mass to 16 of them. Equal ``count`` and ``start`` give equal rows
-    within one program. In another program rows may differ: Hypothesis draws them, and also tries
-    constants that it finds in the modules that are loaded (not in installed packages).
+    over more than 64 tokens gives mass to 16 of them. Equal ``count`` and seed ``start`` give equal
+    rows within one program. In another program rows may differ: Hypothesis draws them, and also
+    tries constants that it finds in the modules that are loaded (not in installed packages).
     """
     wide = _wide(count, start)
     drawn, missing = list[Group](), count - len(wide)

@@ -69,7 +69,7 @@ def check_file(
 
 
 def work() -> None:
-    """Check the rule in the JSON options ``sys.argv[1]``; print JSON lines; end the process."""
+    """Check the rule that the JSON in ``sys.argv[1]`` names; print JSON lines; end the process."""
     options = json.loads(sys.argv[1])
     source, names = options["source"], options["properties"]
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")

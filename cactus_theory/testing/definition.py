@@ -1,9 +1,9 @@
 """Define properties (bounds that computed numbers must keep), and measure them on examples.
 
-Each kind of object that is checked (policies, verifiers, and those of ``tests/kits``) has a
+Each kind of object that is checked (policies, verifiers, the kinds in ``tests/kits``) has a
 table :class:`Properties` and a subclass of :class:`Seen`, which computes the numbers on examples.
-:func:`broken` checks one object against such properties. Policies are checked by ``_checker.py``
-instead, because a user's policy may raise errors.
+:func:`broken` checks one object against properties of its kind. Policies are checked by
+``_checker.py`` instead, because a user's policy may raise errors.
 """
 
 import inspect
@@ -103,11 +103,11 @@ class Seen:
     width = 0  # V of the rows; a property is skipped on rows wider than its ``widest``
 
     def shown(self, row: int) -> Iterator[tuple[str, str]]:
-        """Yield lines (label, text) that show one example in the message of a failure."""
+        """Yield lines (label, text) that show the example ``row`` in the message of a failure."""
         yield from ()
 
     def again(self, row: int, name: str) -> str:
-        """Return a Python call that checks the property ``name`` on this example again."""
+        """Return a Python call that checks the property ``name`` on the example ``row`` again."""
         return ""
 
 

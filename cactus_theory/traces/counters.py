@@ -69,7 +69,7 @@ class Observation:
     behind_ends : whether the numbers include positions behind a drafted token that ends the text;
         None if unknown.
     restarted : number of engines that restarted; counts before the restart are left out.
-    shares : (K,) of the rounds that go on to a position, the share that drafts it; None if unknown.
+    shares : (K,) rounds that draft a position over rounds that go on to it; None if unknown.
     by_request : (K,) standard error over requests of the accepted share, among rounds that accept
         the position before; None if unknown.
 
@@ -119,7 +119,7 @@ class Observation:
     def drafted_share(self) -> tuple[Column, Column]:
         """Return a lower and an upper bound on the share of rounds that draft each position.
 
-        The share is of the rounds that go on to the position; the bounds are (K,).
+        The bounds are (K,), and the share is among the rounds that go on to the position.
         Counters give only the sum of drafted tokens, and drafts may have ended early anywhere.
         """
         if self.shares is not None:
@@ -269,15 +269,15 @@ def compare_observed(healthy: Expectation, seen: Observation) -> Compared:
     """Compare counted acceptance with the expectation, position by position.
 
     Each position is tested among the rounds that accept the position before, because a fault at an
-    early position lowers all later counts; shares in ``gaps`` are of the rounds that reach the
-    position. False alarms: over all positions together, a correct engine raises an alarm with a
-    probability of at most about 2 %. If the observation does not say whether positions behind
-    ends are counted, or whether drafts are cut at ends, both cases are tried.
+    early position lowers all later counts; ``gaps`` shows the share that is accepted of the rounds
+    that reach the position. False alarms: over all positions together, a correct engine raises an
+    alarm with a probability of at most about 2 %. If the observation does not say whether positions
+    behind ends are counted, or whether drafts are cut at ends, all cases are tried.
 
     Raises
     ------
     ValueError
-        The numbers of positions differ; the two cases above give different verdicts; CannotSay
+        The numbers of positions differ; the cases that are tried give different verdicts; CannotSay
         for too few texts.
     """
     check_texts(healthy.texts)
@@ -315,7 +315,7 @@ class _Gaps:
     """Expected and observed shares with standard errors, at each position that enough rounds reach.
 
     A share is the number of rounds that accept a position, divided by the number of rounds that
-    accept the position before. In ``columns`` it is divided by the rounds that reach the position.
+    accept the position before; in ``columns``, by the number of rounds that reach the position.
     ``texts_ratio`` is the trace's number of texts over the engine's.
     """
 

@@ -21,11 +21,11 @@ SEEN = 0.995
 
 
 def end_ratio(trace: Trace, policy: str | Policy) -> Estimate:
-    """Return how likely an end of text is under the policy's law h, over the target: Σ h_e/Σ q_e.
+    """Return how likely an end of text is under a policy's law h, relative to q: Σ h_e/Σ q_e.
 
     The sums are over the end tokens e and over the first place of each draft. The logged decode is
-    lossless, so that these places follow beginnings of texts of the target. NaN where no end token
-    has probability there.
+    lossless, so that these places follow beginnings of texts of the target. NaN if no end token
+    has a probability above 0 at these places.
 
     Raises
     ------

@@ -99,7 +99,7 @@ def ratio_of_sums(above: PerText, below: PerText, source: str) -> Estimate:
 
 
 def valued(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """Return an estimate as the items ``name`` and ``name_se`` (standard error); None for None."""
+    """Return an estimate as items ``name`` and ``name_se`` (standard error); both None for None."""
     if estimate is None:
         return {name: None, f"{name}_se": None}
     return {name: estimate.value, f"{name}_se": estimate.standard_error}
@@ -133,8 +133,8 @@ class Replay(Setting):
 
         ``text`` (B,) holds the cycles' texts; ``alive`` (B, K + 1) the probability P_i that at
         least i tokens are accepted; ``going`` (B, K + 1) whether the text goes on after i tokens;
-        ``spent`` (B, K) the divergence of each row; ``undrafted`` (B, K + 1) the divergence of a
-        token emitted after i accepted tokens without being drafted, empty if that is 0.
+        ``spent`` the divergences of each row, by name (B, K); ``undrafted`` those of a token that
+        is emitted after i accepted tokens without being drafted, by name (B, K + 1), empty if 0.
         """
         texts = text.numpy()  # a text may occur several times, hence np.add.at
         alive, going = (part[:, : self.num_draft_tokens + 1] for part in (alive, going))

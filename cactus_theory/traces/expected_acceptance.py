@@ -76,7 +76,10 @@ class Expectation:
     def __init__(
         self, record: LoggedRounds, behind_ends: bool = False, short_ends: bool = False
     ) -> None:
-        """Also count positions ``behind_ends``; with ``short_ends`` cut drafts to ``left``."""
+        """Count positions behind an end of text, too, if ``behind_ends`` is true.
+
+        If ``short_ends`` is true, drafts are cut to ``record.left`` tokens.
+        """
         self.record, self.behind_ends = record, behind_ends
         lengths = np.minimum(record.lengths, record.left) if short_ends else record.lengths
         # probabilities by round and position: (R, K), and (R, K + 1) where i counts accepted tokens
@@ -115,7 +118,7 @@ class Expectation:
     def error(self, estimate: Estimate) -> float:
         """Return the jackknife's standard error, within prompts if each has two texts or more.
 
-        With θ the numbers with one text left out, it is (T − 1)/T times the root of
+        With θ the numbers with one text left out, the error is (T − 1)/T times the root of
         Σ_s n_s/(n_s − 1) Σ (θ − mean of θ in s)², over strata s of n_s texts.
         """
         share = (self.texts - 1) / self.texts
@@ -161,7 +164,7 @@ def wilson(
     For a share r of n trials it is (r + z²/2n ± z √(r(1 − r)/n + z²/4n²))/(1 + z²/n), where z is
     ``width``, half the interval in standard errors. The number n is chosen so that a share of this
     ``value`` has the standard error ``error``. For a mean at an end of its range n is ``texts``.
-    The whole range is returned if a number is not finite.
+    The whole range is returned if ``value`` or ``error`` is not finite.
     """
     rate, spread = (value - low) / span, error / span
     if not np.isfinite([rate, spread]).all():

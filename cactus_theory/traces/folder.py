@@ -249,7 +249,7 @@ class Folder(Resource):
         self.finished = True
 
     def _open(self) -> None:
-        """Start a trace in an empty folder, or take up one with an equal header."""
+        """Start a trace in an empty folder, or go on with a trace that has an equal header."""
         for name in (MANIFEST, UNFINISHED):
             if (self.path / name).is_file():
                 self._compare(name)
@@ -268,7 +268,7 @@ class Folder(Resource):
             self._take_up()
 
     def _compare(self, name: str) -> None:
-        """Raise ValueError if the file ``name`` holds a header that differs from this one."""
+        """Raise ValueError if the file ``name`` holds another header than ``self.header``."""
         content = read_marked(self.path / name, FORMAT, VERSION)
         stored, current = _header(self.path / name, content).flat(), self.header.flat()
         if name == UNFINISHED:  # the texts logged so far do not depend on how many rounds follow

@@ -66,9 +66,9 @@ def noise_floor(
 
     The result is the mean KL of the rows of passes over ``width`` tokens from the rows of
     single-token passes at the same places. The texts are drawn from the single-token passes; each
-    of the two kinds of pass has a cache. At temperature 0 the result is a regret instead: that
-    of the argmax of the row of the pass over ``width`` tokens, under the row of the single-token
-    pass. (At temperature 0 the widths give different texts only at near ties.)
+    of the two kinds of pass has a cache. At temperature 0 the result is a regret instead:
+    under the single-token pass's row, by how many nats the wide pass's argmax is less likely than
+    the likeliest token. (At temperature 0 the widths give different texts only at near ties.)
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def equal_temperature(trace: Trace, nats: float) -> Estimate | None:
 
 
 def _tempered(trace: Trace, temperatures: Sequence[float]) -> list[Estimate]:
-    """Return the nats per token of sampling at ``temperatures``, relative to the trace's."""
+    """Return the nats per token of sampling at multiples (``temperatures``) of the trace's."""
     spent, weight = np.zeros((len(temperatures), trace.texts)), np.zeros(trace.texts)
     kl = read_divergence("kl").value
     lossless, chain = read_policy("speculative"), find_verifier("chain")

@@ -160,7 +160,7 @@ def replay_widths(
 def _undrafted(rule: Policy, q: Tensor, widths: Sequence[int], kinds: Metered) -> dict[str, Tensor]:
     """Return by divergence the charge of an undrafted token after i accepted ones, (B, K + 1).
 
-    Only the entries at the ends of drafts of ``widths`` tokens are computed; the others are 0.
+    Only the entries at the ends of drafts of ``widths`` tokens are computed; all others are 0.
     """
     ends = sorted({min(width, q.shape[1] - 1) for width in widths})
     rows = q[:, ends].flatten(0, 1)
@@ -195,9 +195,10 @@ def _going(ids: Tensor, ends: Sequence[int]) -> Tensor:
 
 
 def charged_policy(trace: Trace, policy: str | Policy) -> Policy:
-    """Return a policy whose ``eos`` is the trace's; at temperature 0, see :func:`greedy_policy`.
+    """Return a policy with the trace's end tokens for ``eos``.
 
-    Raises ValueError for a policy that is charged in a different unit from the trace's.
+    At temperature 0 the policy is that of :func:`greedy_policy`. Raises ValueError for a
+    policy that is charged in a different unit from the trace's.
     """
     rule = read_policy(policy).at_ends(trace.ends)
     if trace.unit == REGRET:

@@ -153,7 +153,7 @@ def _doubled(name: str, rows: Tensor) -> Tensor:
 def to_bytes(shard: Shard, cut_at_ends: Sequence[int] | None = None) -> bytes:
     """Return the content of a shard's file; equal shards give equal bytes.
 
-    If ``cut_at_ends`` is given, rows are cut (see ``cells``) and these tokens keep their own entry.
+    If ``cut_at_ends`` is given, rows are cut (see ``cells``); the tokens in it keep an entry each.
     """
     library = check.optional_module("safetensors.torch", "llm")
     tensors = {name: getattr(shard, name) for name in NAMES}
@@ -188,7 +188,7 @@ def from_bytes(where: str, content: bytes, vocab: int, most: int) -> Shard:
 
 
 def _bounded(tensors: Mapping[str, Tensor], vocab: int) -> bool:
-    """Return whether whole draft rows have no more entries than the target rows, to save memory."""
+    """Return whether draft rows of all V tokens would take no more memory than the target rows."""
     target, rows = (tensors.get(name) for name in ROWS)
     if target is None or rows is None or target.ndim != 2 or target.shape[1] != vocab:
         return False

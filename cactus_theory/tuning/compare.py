@@ -240,7 +240,7 @@ def _at(line: Line) -> str:
 
 
 def _spent(done: Replay | RowMeans, kind: Divergence) -> Estimate:
-    """Return the nats per emitted token of a replay, or per row of means over rows."""
+    """Return the nats that were spent: per emitted token if ``done`` is a replay, else per row."""
     return done.divergence_per_token(kind.spec) if isinstance(done, Replay) else done.divergence
 
 
@@ -295,7 +295,7 @@ class _Table:
         self.lines.append(line)
 
     def _run_once(self, family: Family, width: int, level: float) -> str:
-        """Set ``made`` to a fixed policy's replay, or row means; return the entry ``why``."""
+        """Set ``made`` to a fixed policy's replay (or row means); return the line's ``why``."""
         knobs = self._knobs(family, width, None)
         knobs.at(width, level)  # tries the looseness ``first`` alone
         self.made = knobs.replays[width].get(family.first)
@@ -306,7 +306,7 @@ class _Table:
         return "" if fixed else "has no knob that is free, and its own nats"
 
     def _solve(self, family: Family, width: int, held: str, level: float) -> tuple[Policy, str]:
-        """Set ``made`` to the replay, or row means, at the level; return policy and ``why``."""
+        """Set ``made`` to the replay (or row means) at the level; return policy and ``why``."""
         knobs = self._knobs(family, width, held)
         if self.surprise is not None:
             make = partial(self._knobs, width=width, held=held)
@@ -364,7 +364,7 @@ class _Table:
         return line | columns
 
     def _pooled_share(self, means: RowMeans) -> float | None:
-        """Return the mean acceptance over that of the band at one price, both at equal nats."""
+        """Return the mean acceptance as a share of that of the pooled optimum at equal nats."""
         spent = max(means.divergence.value, 0.0)
         if not (self.kind.additive and self.kind.priced and math.isfinite(spent)):
             return None

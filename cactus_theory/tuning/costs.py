@@ -150,7 +150,10 @@ def speed(replay: Replay, costs: Costs, family: str) -> Estimate:
 
 
 def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, k: Any) -> Any:
-    """Return the speed where a call takes first + slope k; tokens is E[X] and squares E[X²]."""
+    """Return the speed if a call that drafts k tokens takes first + slope k.
+
+    ``tokens`` and ``squares`` are E[X] and E[X²] of the tokens X of a call.
+    """
     call = first + slope * k
     if costs.new_tokens is None:
         return tokens / call
@@ -160,7 +163,7 @@ def _speed(costs: Costs, first: float, slope: float, tokens: Any, squares: Any, 
 
 
 def _sums(replay: Replay) -> tuple[PerText, PerText, PerText]:
-    """Return by text the sums over calls of X, of X² = Σ (2 i + 1) Pr(X > i), and of K."""
+    """Return by text sums over calls of E[X], of E[X²] = Σ (2 i + 1) Pr(X > i), and of K."""
     alone = replay.cycles - replay.drafts  # calls without a draft, of one token each
     last = replay.tokens - alone - replay.reached.sum(0)  # bonus tokens
     # (K + 1, T), number of calls with a draft that give more than i tokens

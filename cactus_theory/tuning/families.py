@@ -173,7 +173,7 @@ def family_of(
 
 
 def _free(word: Any, class_: Any, given: Collection[str], kind: Divergence) -> str | None:
-    """Return the free knob of a spec that names none; None if that has a value or there is none.
+    """Return the free knob of a spec that names none; None if the spec sets it or has no knob.
 
     A policy with the knobs ``price`` and ``delta`` takes one of these two.
     """
@@ -200,7 +200,7 @@ def _whole(name: str, knob: Parameter) -> bool:
 def _scale(word: Any, class_: Any, varied: str) -> Scale:
     """Return the function from looseness to the knob's value, and three values of looseness.
 
-    They are the least, the one at which a search starts, and the largest.
+    The three are the least looseness, the one at which a search starts, and the largest.
 
     The looseness goes from the end of the knob's range at which the policy is lossless (or else
     accepts least) to the other end. A range that is not declared goes from the lossless value, or

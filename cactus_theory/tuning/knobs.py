@@ -80,7 +80,7 @@ class Knobs:
         K, and at further K if the run gives them, too.
     amount : function of a run: the number that has to reach the level.
     tolerance : largest relative error of the amount.
-    step : largest relative distance below the level where the amount jumps over the level.
+    step : largest relative distance below the level that is accepted if the amount jumps over it.
     on_pass : called before every run.
     """
 
@@ -124,7 +124,7 @@ class Knobs:
         return self.replays[width][self.solved[width]]
 
     def within(self, width: int, level: float) -> Any:
-        """Return the run at the level, else the run with most below it; None if all are above."""
+        """Return the run at the level, else the run closest below it; None if all are above."""
         if (found := self.at(width, level)) is None:
             if not self.spent[width] and self.errors:
                 raise next(iter(self.errors.values()))
@@ -222,7 +222,7 @@ def _grid(family: Family) -> Iterator[float]:
 
 
 def _between(low: Point, high: Point, level: float | None) -> float:
-    """Return x at which the log-log line through two points has ``level``; None: the middle."""
+    """Return x at which the log-log line through two points has ``level``; for None, the middle."""
     share = 0.5
     if level is not None and min(low[1], high[1]) > 0 and math.isfinite(low[1] + high[1]):
         share = math.log(level / low[1]) / math.log(high[1] / low[1])
@@ -231,9 +231,10 @@ def _between(low: Point, high: Point, level: float | None) -> float:
 
 
 def _beyond(points: Sequence[Point], level: float) -> float:
-    """Return x where the line through one or two points on one side, in logarithms, has the level.
+    """Return x at which the log-log line through one or two points reaches a level beyond them.
 
-    x is at most a fixed factor (``STRIDE``) away, and just so far if an amount is 0 or infinite.
+    x is at most a factor ``STRIDE`` from the nearest point, and exactly so far if the amount there
+    is 0 or infinite.
     """
     near = points[-1] if points[-1][1] <= level else points[0]
     up = near[1] <= level
@@ -312,7 +313,7 @@ def within_surprise(
 
 
 def surprise_of(done: Any) -> float:
-    """Return the surprise, nats per emitted token of a replay, or per row of means over rows."""
+    """Return the surprise in nats: per emitted token if ``done`` is a replay, else per row."""
     return (
         done.surprise if hasattr(done, "surprise") else done.divergence_per_token("surprise")
     ).value
@@ -334,8 +335,9 @@ def trace_knobs(
     signed: Sequence[str] = (),
     **options: Any,
 ) -> Knobs:
-    """Return the solver of a family's knob on a trace; one replay serves all K where it can.
+    """Return the solver of a family's knob on a trace.
 
+    One replay serves all K if :func:`shares_rows` is true.
     ``signed`` names quantities (surprise, agreement) that replays add up beside the divergence.
     """
     shared = shares_rows(family.base, family.verifier)
@@ -382,8 +384,8 @@ def solve_knob(
     ------
     Unsolved
         A ValueError that names the policy: there is no free knob, no value of the knob reaches the
-        level, the amount jumps over the level (and is more than 1 % below the level before the
-        jump), or the policy raises an error.
+        level, the amount jumps over the level, or the policy raises an error. Before a jump nats
+        within 1 % of the level are enough, and regret within 5 %.
     ValueError, TypeError, OSError
         Not exactly one of nats, acceptance and regret; regret where the temperature is not 0;
         an unknown policy; rows that are not distributions.

@@ -26,7 +26,7 @@ Kind = tuple[str, Setting]
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds of one decode, per text: of a call by its parts, and (``start``) of the set-up."""
+    """Seconds of one decode, per text: ``call`` of a target call by parts, ``start`` of set-up."""
 
     call: dict[str, float]
     start: float

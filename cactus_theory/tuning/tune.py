@@ -123,7 +123,7 @@ class Tuned:
 
     @property
     def lossless(self) -> Choice | None:
-        """Return the fastest lossless setting; None unless it beats plain decoding, as ``best``."""
+        """Return the fastest lossless setting if faster than ``plain`` on each half, else None."""
         first = next((choice for choice in self.choices if choice.family.lossless), None)
         return None if first is None else self._ahead(first)
 

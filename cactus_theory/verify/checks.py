@@ -99,7 +99,7 @@ def _checked(
 ) -> tuple[Tensor, Tensor | None]:
     """Check shapes and values; return target and draft rows divided by their float64 sums.
 
-    ``tree`` is the draft of declared trees, None for chains.
+    ``tree`` is the draft of :func:`verify_tree`; None for chains.
     """
     q = tensors.as_tensor("target_probs", target)
     if ids.ndim != 2 or q.ndim != 3:
@@ -149,7 +149,7 @@ def _checked(
 def _normalised(name: str, probs: Tensor, used: Tensor) -> Tensor:
     """Check rows of probabilities; return them in float64, divided by their sums.
 
-    Rows that are not ``used`` are not read, and become one-hot.
+    Rows at which ``used`` is False are not read, and become one-hot.
     """
     one_hot = probs.new_zeros(probs.shape[-1])
     one_hot[:1] = 1.0  # float16 has no 1/V for a large vocabulary

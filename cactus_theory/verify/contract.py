@@ -110,7 +110,7 @@ class Verifier(ABC):
     def verify(
         self, assigned: Assignment, target_probs: Targets, draft: Draft, accept: Accept, draw: Draws
     ) -> Verdict:
-        """Return the verdict on drafts, from coins and from target rows by node, not validated."""
+        """Return the verdict on drafts, from coins and target rows by node, all unvalidated."""
 
     def check(self, policy: Policy) -> None:  # noqa: B027  (not abstract: chain needs no check)
         """Raise ValueError for a policy that this verifier cannot verify; a chain verifies all."""

@@ -47,13 +47,13 @@ class Draft:
     ends with drafted token i, after the tokens that token i follows. Each target row, emitted law
     and charge belongs to a node. In a chain token i follows node i.
 
-    After a drafter has returned a draft, it must not write into the draft's lists and tensors until
-    the decode loop calls for the next draft.
+    After a drafter has returned a draft, the drafter must not write into the draft's lists and
+    tensors until the decode loop calls for the next draft.
 
     Attributes
     ----------
     token_ids : (B, K) int64; entries after the first ``counts`` of a text are ignored.
-    counts : drafted tokens of each text, at most K; a list, or a tensor on the device.
+    counts : number of drafted tokens of each text, at most K; a list, or a tensor on the device.
     probs : (B, K, V) by node, the row that the token after node i was drawn from, or None if the
         drafter is deterministic; arbitrary where no token follows.
     parents : (B, K) int64, the earlier drafted token that each token follows, −1 if it follows
@@ -138,7 +138,8 @@ class Draft:
     def judged(self, row: int, node: int) -> int | None:
         """Return the place of the drafted token that is verified after a node, None if none is.
 
-        In a declared tree this is the first sampled token after the node, else the first token.
+        In a declared tree this is the first sampled token after the node, in other drafts the
+        first token.
         """
         if self.is_chain:
             return node if node < self.lengths[row] else None

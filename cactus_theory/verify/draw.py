@@ -82,10 +82,10 @@ def toss(
 ) -> Coins:
     """Return coins (accept (B, width), draw (B,)), uniform on [0, 1), float64.
 
-    ``lengths`` are the drafted tokens of each text. With one generator per text, each text takes
-    its length plus one numbers, so that its coins do not depend on the other texts. ``later_draws``
-    (B,) is the number of further coins that draw tokens for each text. They are taken from the
-    generator afterwards, and ``draw`` is then (B, 1 + max ``later_draws``).
+    ``lengths`` are the numbers of drafted tokens of each text. With one generator per text, a text
+    takes one number more than it has drafted tokens, so its coins do not depend on other texts.
+    ``later_draws`` (B,) is the number of further coins that draw tokens for each text. They are
+    taken from the generator afterwards, and ``draw`` is then (B, 1 + max ``later_draws``).
     """
     if later_draws is not None:
         accept, first = toss(lengths, width, generator)

@@ -265,8 +265,9 @@ class Node:
     def residual(self) -> Residual:
         """Return the row that the recovered or bonus token is drawn from if the path ends here.
 
-        The row is (P h − p)₊. In a chain, for a policy given by φ and not by h, it is the policy's g. At the end of a
-        draft that was accepted as a whole, and where nothing was drafted, the row is h.
+        The row is (P h − p)₊. If the verifier judges by φ and not by h, the row is the policy's
+        residual distribution g. At the end of a draft that was accepted as a whole, and where
+        nothing was drafted, the row is h.
         """
         p, row = None if self.token is None else self.drawn_from, self.solved
         if row is not None:
@@ -371,7 +372,7 @@ class Nodes:
         return kept
 
     def at(self, row: int, node: int, alive: float = 1.0, place: int | None = None) -> Node:
-        """Return a node of text ``row``; if a schedule has made this node already, return that one.
+        """Return a node of text ``row``: the node that a schedule has made, if any, or a new one.
 
         In a declared tree the token that is verified at the node is the sampled token. Elsewhere it
         is the drafted token at ``place``, or the first token after the node if ``place`` is None.

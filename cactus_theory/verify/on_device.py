@@ -107,7 +107,7 @@ def raised_entries(
 def undrafted(
     assigned: Assignment, q: Targets, nodes: Int[Tensor, "batch"]
 ) -> Float[Tensor, "batch vocab"]:
-    """Return by text the row that a token is drawn from at nodes where nothing was drafted."""
+    """Return each text's row to draw a token from at ``nodes``, where nothing was drafted."""
     batch = torch.arange(len(nodes), device=nodes.device)
     laws = [policy.undrafted(q[batch, nodes]) for policy in assigned.policies]
     last = 0 if assigned.choice is None else assigned.choice.shape[1] - 1

@@ -146,7 +146,7 @@ def verify_tree(
         that was sampled and is also deterministic is one node.
     parents : (B, K) int64, the earlier drafted token that each token follows, −1 for the text.
     sampled : (B, K) bool, the tokens drawn from their node's row, at most one a node; by default
-        all tokens if there are rows, else none.
+        all tokens if ``draft_probs`` is given, else none.
     deterministic : (B, K) bool, the tokens that were fixed before the sampled sibling was drawn; by
         default all that were not sampled. A token with both flags False, such as one
         chosen after the sampled sibling was known, has no part in the selection law: it is accepted
@@ -161,7 +161,7 @@ def verify_tree(
     ------
     ValueError
         As :func:`verify_block`; parents that do not come before their children, equal siblings,
-        two sampled siblings, sampled tokens without rows.
+        two sampled siblings, sampled tokens without ``draft_probs``.
     TypeError
         Ids or parents that are not int64, flags that are not bool, a policy that is neither a
         policy nor a spec.

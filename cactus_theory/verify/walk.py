@@ -33,7 +33,7 @@ Index = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Path:
-    """Drafted tokens of one text, each after the one before: a chain, or a path down a tree.
+    """Drafted tokens of one text, each after the token before it: a chain, or a path down a tree.
 
     ``row`` is the text's row in the batch. A ``place`` i counts along the path: token i follows
     node ``node_numbers[i]`` and leads to node ``node_numbers[i + 1]``. The coin ``draw`` draws the
@@ -123,9 +123,9 @@ class Path:
     def last_open(self, place: int) -> int:
         """Return the last node up to ``place`` whose coin may pass, without solving a row.
 
-        The coin passes below R/(R + 1 − P) with R = Σ (P h − p)₊. This is at most P, so a coin of P
-        or more fails. If h lies between q and p, R is at most Σ (P q − p)₊; a coin that fails with
-        this sum fails with R, too.
+        The coin passes below R/(R + 1 − P) with R = Σ (P h − p)₊. This threshold is at most P, so a
+        coin of P or more fails. If h lies between q and p, R is at most Σ (P q − p)₊; a coin that
+        fails with this sum fails with R, too.
         """
         while place and (missing := 1 - self.alive[place]):
             coin = self.coins[place - 1]
@@ -147,7 +147,7 @@ class Path:
         """Return whether the coin of the node at ``place`` passes: is below R/(R + 1 − P).
 
         R is Σ (P h − p)₊. At P = 1 every coin passes, even if rounding makes R = 0: otherwise the
-        walk down a tree might return to tokens below, which the rejection has biased. The coin of
+        walk down a tree might go on to drafted tokens whose law a rejection has biased. The coin of
         the path's last node has already passed in :meth:`last_open`.
         """
         missing = 1 - self.alive[place]
@@ -325,7 +325,7 @@ def chains(draft: Draft, accept: Tensor, draw: Tensor) -> tuple[list[Path], Inde
 class Descent:
     """The walk down one text's tree: runs of sampled tokens, joined by deterministic tokens.
 
-    ``above`` has the node that each drafted token follows. ``node`` is where the walk is.
+    ``above`` has the node that each drafted token follows. ``node`` is the node reached so far.
     """
 
     def __init__(self, draft: Draft, row: int, coins: Any, draws: Any) -> None:
@@ -365,7 +365,7 @@ class Descent:
         return self.runs[-1]
 
     def goes_on(self) -> bool:
-        """Move past the judged run; return whether the token drawn after it is a drafted child."""
+        """Move to the drafted child that was drawn after the run; return whether there is one."""
         run = self.runs[-1]
         end = run.node_numbers[run.accepted]
         pairs = zip(self.above, self.ids, strict=False)  # each token's parent node, and its id
@@ -378,7 +378,7 @@ class Descent:
 
 
 def index_of(paths: Sequence[Path]) -> Index:
-    """Return indices (text, node, id) of the tokens of paths; arbitrary after a path's last one."""
+    """Return indices (text, node, id) of paths' tokens; arbitrary after a path's last token."""
     nodes, ids = np.zeros((2, len(paths), max(path.count for path in paths)), dtype=np.int64)
     for number, path in enumerate(paths):
         nodes[number, : path.count] = path.node_numbers[:-1]

@@ -56,7 +56,7 @@ class Request:
 
     @property
     def strict(self) -> bool:
-        """Return whether vLLM's rule judges the drafts: if greedy and without a regret policy."""
+        """Return whether vLLM's rule judges the request: it is greedy, without a regret policy."""
         return self.greedy and self.policy.unit != REGRET
 
     def book(self, nodes: Sequence[Node], emitted: int) -> Meter:

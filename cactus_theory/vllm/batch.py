@@ -138,7 +138,7 @@ class FlatBatch:
 
     @cached_property
     def padded_ids(self) -> tuple[Int[Tensor, "R K"], Int[Tensor, "R"]]:
-        """Return each request's drafted ids, padded with −1, and their number with placeholders."""
+        """Return each request's ids, padded with −1, and their number, placeholders included."""
         counts = [self.counts[row] for row in self.drafted]
         device = self.ids.device
         lengths = torch.tensor(counts, device=device)
@@ -152,7 +152,7 @@ class FlatBatch:
 
     @cached_property
     def draft(self) -> Draft:
-        """Return the draft for a verifier; greedy requests and ``unknown`` have no tokens in it."""
+        """Return the draft for a verifier, without tokens of greedy and of ``unknown`` requests."""
         ids, lengths = self.padded_ids
         return Draft(ids.clamp(min=0), _counts(self, ids, lengths), self.draft_rows)
 

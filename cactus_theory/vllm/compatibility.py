@@ -61,7 +61,7 @@ def _name(thing: Any) -> str:
 
 
 def stop(line: str) -> None:
-    """End the process with one line (other errors vLLM would log, or show with a traceback)."""
+    """End the process with one line; vLLM would log other errors, or show them with a traceback."""
     raise SystemExit(f"cactus-theory: {line}")
 
 

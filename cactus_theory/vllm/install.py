@@ -232,7 +232,7 @@ def check_config(config: Any, warn: Callable[[str], None]) -> None:
 
 
 def _temperature_arrives() -> bool:
-    """Return whether a request's temperature is applied to its rows; tested on a CPU only."""
+    """Return whether vLLM applies requests' temperatures to rows: tested on a CPU, else True."""
     from vllm.platforms import current_platform  # pyright: ignore[reportMissingImports]
     from vllm.v1.sample import rejection_sampler as module  # pyright: ignore[reportMissingImports]
 

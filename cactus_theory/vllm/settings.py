@@ -124,7 +124,7 @@ class Settings:
     def _cap_of(self, value: Any) -> float | None:
         """Return a request's cap in nats per token, or None for no cap.
 
-        Raises ValueError for any cap if the server takes none, else for one above the server's.
+        Raises ValueError if the server takes no caps, or if ``value`` is not in [0, server's cap].
         """
         if value is None:
             return None if self.cap == float("inf") else self.cap
@@ -192,7 +192,7 @@ def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
 
 
 def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy"]:
-    """Return by name the policies in a text ``gentle=band:price=4; fast=band:price=1``."""
+    """Return policies by name from a text such as ``gentle=band:price=4; fast=band:price=1``."""
     policies = {SPECULATIVE: checked(SPECULATIVE)}
     for part in filter(str.strip, text.split(";")):
         line = OFFERED.fullmatch(part)
@@ -206,7 +206,7 @@ def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy
 
 
 def _meter(text: str, readings: str) -> int:
-    """Return n from ``CACTUS_METER``: one verified row in n is measured (0: none; readings: 1)."""
+    """Return n of ``CACTUS_METER``: one verified row in n is measured (0: none); 1 for readings."""
     if readings:
         if text not in ("", "1"):
             raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")

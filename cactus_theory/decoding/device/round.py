@@ -46,7 +46,7 @@ class Repeated(Generic[Result]):
         self.pool: Any = None
 
     def prepare(self, end: int) -> bool:
-        """Capture the function for ``end`` if not done before; return whether it was captured."""
+        """Capture the function for ``end`` if not done before; return whether this call did so."""
         if not captures(self.device) or end in self.captured:
             return False
         self.captured[end] = self._capture(end)
@@ -193,7 +193,7 @@ class Round:
         self.in_graph: bool | None = None
 
     def prepare(self, end: int) -> bool:
-        """Capture the graph for caches read up to ``end``; return whether one was captured."""
+        """Capture the graph for ``end`` if not done before; return whether this call did so."""
         if not captures(self.inputs.counts.device):
             return False
         if self.in_graph is None:
@@ -202,7 +202,7 @@ class Round:
         return (self.whole if self.in_graph else self.scored).prepare(end)
 
     def __call__(self, end: int) -> Outcome:
-        """Return the round's outcome, on the device, for caches read up to ``end``.
+        """Return the round's outcome, on the device; attention reads ``end`` cache positions.
 
         A verification that waits for the device cannot be captured, and runs after the graph.
         """

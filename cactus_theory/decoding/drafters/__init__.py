@@ -48,14 +48,14 @@ def as_drafter(draft_model: Any) -> Drafter:
 def drafter_by(mode: str, draft_model: Any) -> Drafter:
     """Return a drafter that samples, or with mode ``greedy`` takes the likeliest tokens.
 
-    Drafters without a choice, such as NGram, are returned unchanged.
+    Drafters without this choice, such as NGram, are returned unchanged.
     """
     drafter: Any = as_drafter(draft_model)
     return replace(drafter, greedy=mode == "greedy") if hasattr(drafter, "greedy") else drafter
 
 
 def named_drafter(name: str | Path) -> Drafter | None:
-    """Return the drafter of a name without files, such as ``exit:20``; None for any other name.
+    """Return the drafter of a name that needs no files, such as ``exit:20``; None for other names.
 
     ValueError for ``exit`` and ``skip`` without a number of layers, and for unknown knobs.
     """

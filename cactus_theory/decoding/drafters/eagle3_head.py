@@ -87,7 +87,7 @@ class Eagle3Head(nn.Module):
     ----------
     ids : the target's id of each token that the head scores, int64.
     reads : layers of the target whose states are read, None for the format's default layers.
-    shares : whether the head uses the target's embedding, as its folder has none.
+    shares : whether the head uses the target's embedding, because the head's folder has none.
     cut : whether the head scores only a part of the target's vocabulary.
     """
 
@@ -174,7 +174,7 @@ class Eagle3Head(nn.Module):
         self.load_state_dict(filled, assign=True)
 
     def layers(self, target_model: Any) -> Sequence[int]:
-        """Return the layers of a target whose states are read."""
+        """Return the numbers of the target's layers whose hidden states the head reads."""
         count = text_config(target_model).num_hidden_layers
         return self.reads or (2, count // 2, count - 3)
 

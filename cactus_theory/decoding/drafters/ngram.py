@@ -17,7 +17,7 @@ Table = dict[tuple[int, ...], dict[int, int]]
 
 @dataclass(frozen=True)
 class NGram(Drafter):
-    """Draft the tokens that followed the latest earlier occurrence of the last tokens.
+    """Draft the tokens that followed the latest earlier occurrence of a text's last tokens.
 
     This is prompt lookup. Matches of ``longest`` tokens are tried first, then shorter matches down
     to ``shortest`` tokens; without a match nothing is drafted. Drafts are deterministic and cost no
@@ -75,7 +75,10 @@ class NGramDrafting(Drafting):
         return []
 
     def others(self, paths: Sequence[Sequence[int]], most: int) -> list[list[list[int]]]:
-        """Return other tokens that followed the same n tokens: larger n first, then the latest."""
+        """Return for each path token other tokens that followed the same n tokens in the text.
+
+        Tokens after larger n come first; for equal n, the latest come first.
+        """
         return [self._others(row, path, most) for row, path in enumerate(paths)]
 
     def _others(self, row: int, path: Sequence[int], most: int) -> list[list[int]]:

@@ -19,9 +19,9 @@ class Siblings(Drafter):
 
     Siblings are the likeliest tokens of the row that the path's token is drawn from (of NGram:
     further tokens that followed earlier). Siblings are fixed before the path's token is drawn. If
-    the path's token is also a sibling, it has one node. If the verifier ``tree`` puts a sibling in
-    place of a rejected token, the round goes on for one more token (THEORY.md, Theorem 22). K is
-    the length of the path; a target call has up to K (m + 1) + 1 tokens.
+    the path's token is also a sibling, the token has only one node. If the verifier ``tree`` puts a
+    sibling in place of a rejected token, the round goes on for one more token (THEORY.md, Theorem
+    22). K is the length of the path; a target call has up to K (m + 1) + 1 tokens.
 
     With ``deterministic`` the siblings are declared to the verifier, and the policy's row h is the
     best for accepting one token of each place (Theorem 21). By default h is the row for the path

@@ -148,7 +148,7 @@ class Sight:
     hidden: Bool[Tensor, "batch new end"]  # the slots that a fed token must not attend to
 
     def within(self, window: int | None) -> Bool[Tensor, "batch new end"]:
-        """Return the mask that in addition hides keys ``window`` or more positions back."""
+        """Return the mask ``hidden``, with keys ``window`` or more positions back hidden, too."""
         end = self.hidden.shape[-1]
         if window is None or window >= end:
             return self.hidden
@@ -219,7 +219,7 @@ def _tree(
     real: Bool[Tensor, "batch new"] | None,
     end: int,
 ) -> Sight:
-    """Return positions and mask of tree nodes, to attend to the cache, ancestors and themselves.
+    """Return positions, and a mask by which tree nodes attend to cache, ancestors and themselves.
 
     ``starts`` are the numbers of cached tokens, ``slots`` the slots of the fed tokens. ``real`` is
     False at padding, which gets the positions ``chain``; None without padding.

@@ -118,9 +118,9 @@ def _quantised(model: Any, ids: Tensor, whole: Tensor, change: str | None) -> bo
     """Return whether modules outside torch and transformers round activations to steps.
 
     If logits are a smooth function of the embeddings, doubling a small change of the embeddings
-    doubles the change of the logits. The test measures the remainder, as a share of the change at
-    the median token: near 0 if smooth, near 1 if activations are rounded, even if the tokens of
-    the check happen to cross no step.
+    doubles the change of the logits. The test measures how far the second
+    change is from twice the first, as a share of the second, at the median token: near 0 if smooth,
+    near 1 if activations are rounded, even if the tokens of the check happen to cross no step.
     """
     homes, embedding = {type(part).__module__ for part in model.modules()}, _anchor(model)
     plain = not change and all(home.startswith(("torch.nn.", "transformers.")) for home in homes)
@@ -162,7 +162,7 @@ def _may_run_together(model: Any) -> bool:
 
 
 def _ids(model: Any) -> Int[Tensor, "rows tokens"]:
-    """Return the check's texts, of many different ids with the padding id among them."""
+    """Return the ids of the check's texts: many different ids, the padding id among them."""
     config = text_config(model)
     ids = torch.arange(ROWS * TOKENS, device="cpu").view(ROWS, TOKENS) * 7 + 3
     ids %= config.vocab_size
@@ -197,7 +197,7 @@ def _whole(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
 
 
 def _even(model: Any, ids: Tensor) -> Float[Tensor, "rows tokens vocab"]:
-    """Return the logits of rows fed with equal counts: several tokens, one token, several."""
+    """Return the logits of rows fed equally many tokens: several, then one, then the rest."""
     forward, logits = _forward(model), []
     for piece in ids.split([4, 1, TOKENS - 5], 1):
         counts = [piece.shape[1]] * ROWS

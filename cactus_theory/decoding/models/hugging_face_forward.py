@@ -86,7 +86,7 @@ class _Layer:
 
 
 class LibraryForward:
-    """Transformers' forward pass of a causal LM that keeps keys and values, over one cache.
+    """Transformers' forward pass of a causal LM, with keys and values in a :class:`RaggedCache`.
 
     Ragged batches and trees run in one call, for models that accept our attention mask.
     """
@@ -105,9 +105,10 @@ class LibraryForward:
     def __call__(
         self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
-        """Return logits after the last ``keep[b]`` of ``counts[b]`` tokens, at the start of row b.
+        """Return the logits after the last ``keep[b]`` of the ``counts[b]`` tokens fed to row b.
 
-        The tokens' keys and values are written; the cache's lengths do not change.
+        These logits come first in row b of the result; further entries are arbitrary. The tokens'
+        keys and values are written; the cache's lengths do not change.
         """
         new = token_ids.shape[1]
         slots = slots_of(self.cache, new, counts, parents, token_ids.device)
@@ -142,7 +143,7 @@ class LibraryForward:
         return gathered(output.logits, starts, keep)
 
     def _mask(self, sight: Sight) -> Any:
-        """Return one mask or, as transformers takes them, a mask for each kind of layer."""
+        """Return one mask or, for several kinds of attention layers, a dict from kind to mask."""
         like = torch.empty(0, dtype=self.dtype, device="cpu")
         masks = {
             kind: additive(sight.within(window), like)[:, None]

@@ -58,7 +58,7 @@ def _copied(model: Any) -> bool:
 
 
 def _ordered(model: Any) -> bool:
-    """Return whether to also keep single-precision weights on a CPU in oneDNN's memory layout."""
+    """Return whether to keep a second copy of single-precision CPU weights, in oneDNN's layout."""
     weight, layers = model.lm_head.weight, model.model.layers
     if _copied(model) or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False
@@ -219,7 +219,10 @@ def _quick(norm: Any) -> bool:
 
 
 def _quick_norm(norm: Any) -> Any:
-    """Return an RMS norm, x·√d·w / √(‖x‖² + dε) of x (..., d), in half ``F.rms_norm``'s time."""
+    """Return the RMS norm x ↦ x·√d·w / √(‖x‖² + dε), with the weight w, width d and ε of ``norm``.
+
+    The returned function takes half the time of ``F.rms_norm``.
+    """
     gain, length = _gain(norm), _length(norm)
     return lambda x: (x * gain).div_(length(x))
 
@@ -253,9 +256,10 @@ class FastForward:
     def __call__(
         self, token_ids: Fed, counts: Sequence[int], keep: Sequence[int], parents: Fed | None = None
     ) -> Float[Tensor, "batch kept vocab"]:
-        """Return logits after the last ``keep[b]`` of ``counts[b]`` tokens, at the start of row b.
+        """Return the logits after the last ``keep[b]`` of the ``counts[b]`` tokens fed to row b.
 
-        The tokens' keys and values are written; the cache's lengths do not change.
+        These logits come first in row b of the result; further entries are arbitrary. The tokens'
+        keys and values are written; the cache's lengths do not change.
         """
         x = F.embedding(token_ids.reshape(-1), self.embedding)
         states = self.run(x, (token_ids.shape[0], token_ids.shape[1]), counts, parents)
@@ -302,7 +306,7 @@ class FastForward:
         return states
 
     def _turns(self, at: Slots, batch: int, new: int) -> tuple[Tensor, Tensor]:
-        """Return the rotary cos and sin at fed tokens' positions, to multiply (N, heads, width)."""
+        """Return the rotary cos and sin of the fed tokens, shaped to multiply (N, heads, width)."""
         if at.sight is not None:
             flat = at.sight.positions.reshape(-1)
             return self.cos[flat], self.sin[flat]
@@ -313,7 +317,7 @@ class FastForward:
 
 
 def _mask(at: Slots, new: int, like: Tensor) -> Float[Tensor, "..."] | None:
-    """Return the mask to add to attention scores; None if the causal mask, or none, suffices."""
+    """Return the mask to add to attention scores; None if causal attention or no mask suffices."""
     if at.sight is not None:
         return additive(at.sight.hidden, like)[:, None]
     if new == 1 or not at.start:

@@ -1,7 +1,7 @@
 """Linear maps that are fast for a few rows, and copies of weights for the fast pass.
 
-Copies are kept until the model's weights change; each decode checks this when it begins. A change
-during a decode takes effect in the next decode.
+Copies are kept until the model's weights change; a decode looks for changes when it begins. A
+change during a decode takes effect in the next decode.
 """
 
 import threading
@@ -60,11 +60,11 @@ class Linear:
     """The map x ↦ x Wᵀ + b for x (N, in), with weights laid out once for faster calls.
 
     Weights in half precision are stored once in oneDNN's layout, into which ``F.linear`` would
-    bring them in each call. All projections of 135 M parameters then take 25 ms for 1 to 9 rows,
-    instead of 37 to 52 ms. Single-precision weights that float16 holds exactly (those of a float16
-    checkpoint) are read from memory in float16 and multiplied in single precision. The products are
-    the same, and half as much memory is read. All other weights are stored transposed: one row of
-    192 → 2048 takes 30 µs instead of 50 µs.
+    bring them in each call. All projections of a model of 135 M parameters then take 25 ms for 1
+    to 9 rows, instead of 37 to 52 ms. Single-precision weights that float16 holds exactly (those of
+    a float16 checkpoint) are read from memory in float16 and multiplied in single precision. The
+    products are the same, and half as much memory is read. All other weights are stored transposed:
+    one row of 192 → 2048 takes 30 µs instead of 50 µs.
     """
 
     def __init__(self, weight: Float[Tensor, "out in"], bias: Tensor | None = None) -> None:
@@ -144,7 +144,7 @@ def _packed(
 ) -> Any:
     """Return a weight in oneDNN's layout for calls with ``rows`` rows; None without such a kernel.
 
-    ``error`` is the largest relative error of products in a self-check, by default the dtype's ε.
+    ``error`` is the largest relative error that a self-check allows, by default the dtype's ε.
     """
     if weight.dtype not in dtypes or weight.device.type != "cpu" or not weight.numel():
         return None

@@ -215,7 +215,7 @@ FAR, FEW = (1e-300, 1e-20, 1e-8, 1e-3, 1e20, 1e300), 2
 
 
 def _far_knobs(policy: Policy) -> list[tuple[float, Policy]]:
-    """Return (value, policy) at extreme knob values; none for a user's rule, or integer knobs."""
+    """Return (value, policy) at extreme knob values; empty for users' rules and integer knobs."""
     whole = isinstance(getattr(policy, policy.knob or "", None), int)
     if whole or getattr(policy, "source", None) is not None:
         return []

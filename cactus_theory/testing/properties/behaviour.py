@@ -170,12 +170,12 @@ def policy_property(
 
 
 def of_token(token: Tensor, text: str) -> Callable[[tuple[int, ...]], str]:
-    """Return a function from an index to a name: ``text``, where ``{n}`` is the drafted token."""
+    """Return a function that names an entry by its index: ``text``, {n} being the drafted token."""
     return lambda index: text.format(*index[1:], n=int(token[index[0]]))
 
 
 def residual_entry(seen: Behaviour, more: str = "") -> Callable[[tuple[int, ...]], str]:
-    """Return a function from an index of ``seen.recovered`` to the name of that entry."""
+    """Return a function from an index of ``seen.recovered`` to the entry's name and ``more``."""
     return of_token(seen.pairs[1], f"residual probability of token {{0}} after token {{n}}{more}")
 
 
@@ -216,7 +216,7 @@ def knob_ladder(policy: Policy, between: int = 0, seed: int = 0) -> list[tuple[f
 
     The result holds pairs (value, policy); it is empty if the policy's knob is no number.
     Registered policies are tried at fixed values inside the knob's range. A plain function under
-    ``@ct.rule`` is tried at ½, 1 and 2 times the present value (at 0, 0.1 and 1 if that is 0 and
+    ``@ct.rule`` is tried at ½, 1 and 2 times the present value (at 0, 0.1 and 1 if this is 0 and
     there is no ``knob_range``), at the declared lossless value and at the ends of ``knob_range``.
     An integer knob only takes integers. Each gap between neighbours is cut into ``between`` parts,
     and a value drawn from each part is added.
@@ -270,7 +270,7 @@ def _fixed(policy: Policy, value: float, whole: bool) -> set[float]:
 
 
 def _drawn(rungs: list[float], between: int, seed: int) -> set[float]:
-    """Return drawn values inside every gap of the rising values ``rungs``."""
+    """Return ``between`` drawn values inside every gap of the rising values ``rungs``."""
     draw, values = random.Random(seed), set[float]()
     for low, high in zip(rungs, rungs[1:], strict=False):
         if math.isfinite(low):

@@ -83,7 +83,7 @@ def _may_spend_nothing(policy: Policy) -> bool:
 
 
 def _claims_a_row(policy: Policy) -> bool:
-    """Return whether the emitted law h is known in advance, now or at the lossless knob."""
+    """Return whether h is a known row at the knob's present value or at its lossless value."""
     return (
         isinstance(policy, FixedTarget) or _has_lossless_value(policy) or _may_spend_nothing(policy)
     )

@@ -104,7 +104,7 @@ def coins_decide_as_stated(seen: Enumeration) -> Iterator[Bounds]:
 def _edges(paths: Paths) -> Tensor:
     """Return, for each coin, the values at which the stated law changes a decision.
 
-    If each token has one coin, a coin has the values of this token, otherwise those of all tokens.
+    If each token has one coin, a coin has the values of its token, otherwise those of all tokens.
     """
     if paths.coins == paths.length:
         return paths.thresholds
@@ -114,7 +114,7 @@ def _edges(paths: Paths) -> Tensor:
 def _over_coins(
     paths: Paths, inside: float, dtype: torch.dtype = torch.float64
 ) -> tuple[Verdict, Tensor]:
-    """Verify with all coins of :func:`cells`; return verdicts, and the mass of each count."""
+    """Verify with all coins of :func:`cells`; return verdicts, and Pr(i tokens accepted) by i."""
     accept, mass = cells(_edges(paths), inside)
     verdict = paths.verify(accept, dtype=dtype)
     counts = verdict.num_accepted.reshape(mass.shape)

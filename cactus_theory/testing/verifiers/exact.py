@@ -121,7 +121,7 @@ def alive_is_the_chance_of_passing(seen: Enumeration) -> Iterator[Bounds]:
 
 
 def _highest(seen: Enumeration, depth: int) -> Tensor:
-    """Return the largest chance of passing each node that a verifier of one path can have."""
+    """Return for each node the largest probability with which a verifier of one path passes it."""
     if depth == 0:
         return seen.trees.reached[0]
     let_through = seen.passed[depth - 1][..., None] * seen.target[depth - 1]
