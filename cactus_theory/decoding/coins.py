@@ -1,9 +1,10 @@
 """Draw the coins of each text, uniform random numbers of [0, 1), from the text's own generator.
 
-Coins are float64 and come from NumPy. In a round a text takes one coin per drafted token, the
-verifier's acceptance coins for these tokens, and one coin for the recovered or bonus token, however
-many coins other texts take. So a text's tokens do not depend on the batch. The global random state
-of NumPy and PyTorch is neither read nor changed. The host loop and the device loop use this module.
+Coins are float64 and come from NumPy. In a round a text takes three kinds of coins: those that
+draw drafted tokens, those by which the verifier accepts these tokens, and one that draws the
+recovered or bonus token. How many it takes does not depend on other texts. So a text's tokens do
+not depend on the batch. The global random state of NumPy and PyTorch is neither read nor changed.
+The host loop and the device loop use this module.
 """
 
 from collections.abc import Callable, Sequence

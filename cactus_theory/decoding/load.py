@@ -272,8 +272,8 @@ def load_model(
 
     ``dtype`` is the dtype of the weights: a dtype of torch, a name of a dtype, or ``auto``. On a
     GPU ``auto`` keeps the checkpoint's dtype. On a CPU ``auto`` is bfloat16 if the checkpoint is
-    bfloat16 and the CPU has instructions for bfloat16, else float32. The choice depends on no
-    timing, so that the same machine always gives the same emitted laws.
+    bfloat16 and the CPU has instructions for bfloat16, else float32. The dtype is
+    not chosen by timing, so that the same machine always gives the same emitted laws.
 
     Raises
     ------

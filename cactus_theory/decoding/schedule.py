@@ -157,7 +157,7 @@ class Schedule(ABC):
         return self.choose_by_rows(state, *read) if by_rows else self.choose(state, *read)
 
     def shown(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        """Return the nodes for :meth:`observe`: copies if the class is of another package."""
+        """Return the nodes for :meth:`observe`: copies, if this schedule is of another package."""
         return nodes if is_own(type(self)) else [node.copy() for node in nodes]
 
     def observe(self, state: Any, nodes: Sequence[Node]) -> Any:

@@ -1,4 +1,4 @@
-"""Divergences of an emitted row h from a target row q, and what the optimum needs of each."""
+"""Divergences of an emitted row h from a target row q, as budgets of the best acceptance."""
 
 from cactus_theory.divergences import classical as classical  # registers them
 from cactus_theory.divergences.definition import Divergence, FDivergence, list_divergences

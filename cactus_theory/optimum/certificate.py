@@ -170,8 +170,9 @@ class Geometry:
     def bound(self, edges: Edges, generated: PerRow, price: float | PerRow) -> PerRow:
         """Return the dual bound at λ = ``price``, (R,): no row of equal divergence accepts more.
 
-        ``generated`` is δ of the module's formula in units of f, such as the f-divergence of the
-        bands. For the bands with these edges λ is 1/(f′(b) − f′(a)).
+        ``generated`` is δ of the module's formula, measured as the f-divergence of ``generator``:
+        for example the f-divergence of the bands. For the bands with these edges λ is
+        1/(f′(b) − f′(a)).
         """
         q, p, f = self.q, self.p, self.generator
         level = -price * f.centred_slope(edges.lower)

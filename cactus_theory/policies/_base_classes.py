@@ -107,7 +107,7 @@ class Entrywise(Policy):
 
 
 class PerProposal(Entrywise):
-    r"""Policies that verify a drafted token n against q with q_n raised to γ_n, a function of q_n.
+    r"""Policies that verify a drafted token n against q with γ_n ≥ q_n, a function of q_n, as q_n.
 
     All other entries are scaled down: the proposal row has :math:`h^{(n)}_n = γ_n ≥ q_n` and
     :math:`h^{(n)}_i = s_n q_i` with :math:`s_n = (1−γ_n)/(1−q_n)`. Since h⁽ⁿ⁾ depends on the

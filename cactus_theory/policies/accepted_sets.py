@@ -141,8 +141,8 @@ class Typical(AcceptedSet):
 
     A rejected token is replaced by the likeliest token of q (smallest index on ties) or by a draw
     from q. No divergence is bounded, the emitted law need not lie between p and q, and acceptance
-    may be below that of lossless sampling. For α ≤ 1 n is accepted only if the row with h_n = 1 has
-    a cross-entropy −Σ h ln q within max(−ln ε, H(q) − ln α) (THEORY.md, Theorem 27).
+    may be below that of lossless sampling. If α ≤ 1, every accepted token n has −ln q_n below
+    max(−ln ε, H(q) − ln α) (THEORY.md, Theorem 27).
     Source: Cai et al. 2024 (Medusa, arXiv 2401.10774), section 2.3.1.
 
     Parameters

@@ -52,8 +52,8 @@ class Evidence:
     growth : (M,) sums over tokens of KL(r‖h), the expected growth of ``own`` if r is the true law.
     top : the largest ln of the evidence at any time.
     off : where the evidence first reached 1/α: line, token in the line, tokens in total.
-    impossible : the first token that the claim never emits: line, token in the line, id, and nats
-        beyond the cut.
+    impossible : the first token outside the claimed top-k or top-p, which the claim never emits:
+        line, token in the line, id, and nats beyond the cut.
     nats : the confidence sequence for the engine's distance from the claim, nats per token.
     curve : (tokens, ln evidence, ln of each alternative's evidence) after some answers.
     stride : number of answers between two points of the curve.

@@ -301,7 +301,7 @@ def batch_law(
 
 
 def _of_nodes(spec: str, kind: Divergence | None, nodes: Sequence[Node]) -> list[float]:
-    """Return the divergence of each node's law, or (``kind`` None) surprise or agreement."""
+    """Return by node the divergence ``kind``; if None, surprise or agreement, as ``spec`` says."""
     if kind is None:
         # directions are entropy, surprise and agreement
         return [node.directions[1 + SIGNED.index(spec)] for node in nodes]

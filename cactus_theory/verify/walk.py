@@ -249,8 +249,9 @@ class Walk:
 
         First P is followed forwards, as far as a later coin could still pass; a node is solved
         where q and p of the token do not decide P. Then coins are compared backwards from the last
-        node with a known P, until one passes. Node 0 always passes, so the search ends. Every coin
-        passes at P = 1, and a coin above P fails, so few residuals are summed.
+        node with a known P, until one passes. Node 0 always passes, so the search ends. A coin
+        passes below R/(R + 1 − P), with R the sum of the residual. This is 1 at P = 1 and at most P
+        otherwise, so that R is summed at few nodes: those with P < 1 and a coin below P.
         """
         bounds = [policy.bounds(self.q_n, self.p_n) for policy in self.assigned.policies]
         counts, raised = [path.count for path in self.paths], None

@@ -97,8 +97,9 @@ def _claims_a_row(policy: Policy) -> bool:
 def residual_is_what_the_row_leaves(seen: Behaviour) -> Iterator[Bounds]:
     """Where p φ = min(p, h) for all tokens, recovered tokens follow (h − p)₊ over its sum.
 
-    h is the target row of a ``FixedTarget``, and q under a budget of 0 or at the knob's lossless
-    value, if the policy declares this value as ``strict``.
+    For a ``FixedTarget`` h is the row that its method ``target`` returns. For any other policy h
+    is q, and the property is tested only where the policy is lossless: under a budget of 0, or at
+    the knob's value that the policy declares as ``strict``.
     """
     policy, h, where = seen.policy, seen.q, ""
     if isinstance(policy, FixedTarget):
