@@ -90,8 +90,8 @@ def load_tuned(path: str | Path, *, trust_code: bool = False) -> TunedSetting:
     dtype : dtype of the models that were timed, if known.
     noise_floor : what rounding alone costs per token: the KL (or regret) between the target's rows
         from passes over several tokens and from passes over one token. None if unknown.
-    cuts : truncation of the rows that were tuned on. If the draft's cuts differ, draft with
-        ``tuned.drafter(draft_model)``.
+    cuts : truncation of the rows that were tuned on. If the draft was truncated otherwise
+        than the target, draft with ``setting.drafter(draft_model)`` of the returned setting.
 
     Raises
     ------

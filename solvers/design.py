@@ -61,7 +61,7 @@ class Infeasible(ValueError):
 class DesignedRow:
     """The solution of a design: the row h, its acceptance, slacks and duals, and the proof.
 
-    ``duals`` has for each constraint the acceptance gained per unit by which it is relaxed: per
+    ``duals`` has for each constraint how much acceptance rises if the constraint is relaxed: per
     unit of a higher budget or ``at_most``, or of a lower ``at_least``. Limits on tokens (caps,
     floors) have a dual for each token, per unit of its probability. A dual is 0 if the row is
     further than 1e-4 (relative) from the limit.

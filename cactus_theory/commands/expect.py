@@ -1,8 +1,9 @@
 """``cactus-theory expect``: the acceptance to expect at each position, and what an engine counted.
 
-The comparison holds for an engine that decodes the same prompts to the same length, with the same
-temperature and cuts, number K of drafted tokens and way of drafting. Counts cannot show whether
-this is so. Exit code 3: too few texts or rounds to compare.
+The expected acceptance is computed from logged rows (--trace), or from a decode of --prompts. An
+engine's counts can be compared with it if the engine decodes the same prompts to the same length,
+with the same temperature and cuts, number K of drafted tokens and way of drafting. Counts cannot
+show whether this is so. Exit code 3: too few texts or rounds to compare.
 """
 
 import sys

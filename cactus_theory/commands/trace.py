@@ -1,10 +1,10 @@
 """``cactus-theory trace``: log all rows of a pair along texts drawn from the target.
 
-Prompts are taken in a random order from --seed. The folder of --out is written text by text: if a
-run was killed, the same command goes on from there, also with fewer --cycles.
-A cycle takes (2 K + 1) · V · 2 bytes, 70 KB at K = 8 and V = 2,048;
-with --cut a row takes at most about 16 KB, whatever V is.
-Compare policies on the folder with ``cactus-theory compare FOLDER --policy SPEC``.
+Prompts are taken in a random order from --seed. The folder of --out is written text by text.
+If a run was killed, the same command goes on after the last complete text; its --cycles may be
+fewer than before. A cycle takes (2 K + 1) · V · 2 bytes, 70 KB at K = 8 and V = 2,048. With --cut a
+row takes at most about 16 KB, whatever V is. Compare policies on the folder with
+``cactus-theory compare FOLDER --policy SPEC``.
 """
 
 import argparse

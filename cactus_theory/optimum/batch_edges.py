@@ -292,7 +292,7 @@ def _locate(geometry: Geometry, knob: str, amount: PerRow) -> PerRow:
     path = geometry.path
 
     def share_at(rejection: PerRow) -> tuple[PerRow, PerRow]:
-        """Return the price dA/dδ at ε divided by ``amount``, and NaN as its derivative."""
+        """Return the price dA/dδ at ε divided by ``amount``, and no derivative (NaN)."""
         lower, upper, cost = path.at(rejection)
         price, spent = 1 / geometry.slope(lower, upper), geometry.spent(upper, cost)
         share = geometry.divergence.price_from_generator(price, spent) / amount

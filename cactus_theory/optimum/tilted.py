@@ -254,7 +254,10 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
 
 
 def _beyond(short: Any, worth: Rows, zero: PerRow) -> PerRow:
-    """Return for each row a θ at which ``short`` is at most 0, if float64 has such a θ."""
+    """Return for each row a tilt θ at which its worth reaches the limit, if float64 has such a θ.
+
+    ``short(θ)`` returns by how much the worth falls short of the limit, and a derivative.
+    """
     tilt = zero + 1 / worth.std(-1, correction=0).clamp(min=1e-300)
     for _ in range(MOST_FACTORS):
         lacking = short(tilt)[0] > 0

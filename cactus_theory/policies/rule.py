@@ -124,9 +124,10 @@ def _in_batches(
 ) -> Iterator[tuple[Any, int]]:
     """Call a vectorised function; yield its answers and the number of rows of each call.
 
-    ``questions`` holds the index (m,) of each row and, for f(q, p, n), the token (m,). A call gets
-    copies of at most ENTRIES entries. The tokens of one row share a copy, however many calls they
-    take: a copy for each call would take most of the time at a large vocabulary.
+    ``questions`` holds the index (m,) of each row and, for f(q, p, n), the token (m,). A call
+    gets copies of at most ENTRIES entries. A row is copied once for all of its tokens, also if
+    these need several calls: a copy for each call would take most of the time at a large
+    vocabulary.
     """
     step = max(1, ENTRIES // q.shape[-1])
     runs = torch.unique_consecutive(questions[0], return_counts=True)[1].tolist()

@@ -230,7 +230,10 @@ def _penalised(rows: Rows, repeated: float = 1, present: float = 0, frequent: fl
 
 
 def _tail(rows: Rows, factor: float) -> Law:
-    """Return the law with tokens below a tenth of the top probability scaled by ``factor``."""
+    """Return the law of an engine that multiplies by ``factor`` the q of unlikely tokens.
+
+    These are the tokens with less than a tenth of the largest q.
+    """
     low = rows.q < 0.1 * rows.q.amax(-1, keepdim=True)
     moved = torch.where(low, factor * rows.q, rows.q)
     return rows.emitted(moved / moved.sum(-1, keepdim=True))

@@ -133,8 +133,9 @@ class Replay(Setting):
 
         ``text`` (B,) holds the cycles' texts; ``alive`` (B, K + 1) the probability P_i that at
         least i tokens are accepted; ``going`` (B, K + 1) whether the text goes on after i tokens;
-        ``spent`` the divergences of each row, by name (B, K); ``undrafted`` those of a token that
-        is emitted after i accepted tokens without being drafted, by name (B, K + 1), empty if 0.
+        ``spent`` by name the divergence of each row (B, K); ``undrafted`` by name the divergence
+        (B, K + 1) of a bonus token, or of the token of a round without a draft, after i accepted
+        tokens; an empty dictionary if these cost nothing.
         """
         texts = text.numpy()  # a text may occur several times, hence np.add.at
         alive, going = (part[:, : self.num_draft_tokens + 1] for part in (alive, going))

@@ -84,10 +84,10 @@ class Blocks:
 def raised_entries(
     assigned: Assignment, q: Float[Tensor, "texts nodes vocab"], draft: Draft
 ) -> Float[Tensor, "texts K"] | None:
-    """Return h_n of drafted tokens, (B, K), if h depends on later tokens of a deterministic chain.
+    """Return h_n of drafted tokens n, (B, K), if h also depends on the tokens drafted after n.
 
     Entries of policies without ``look_ahead`` are NaN. Return None if no policy has ``look_ahead``,
-    or if the draft was sampled.
+    or if the draft was sampled, whose later tokens h must not depend on.
     """
     ahead = [policy.look_ahead for policy in assigned.policies]
     if draft.sampled is not None or draft.probs is not None or not any(ahead):

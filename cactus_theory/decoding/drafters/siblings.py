@@ -120,10 +120,10 @@ def with_siblings(
 ) -> Draft:
     """Return ``trunk``, a draft of single paths, with up to ``m`` siblings added at each place.
 
-    ``fixed`` has the candidates for siblings, by text and place. The first tokens of a row are the
-    path, whose nodes have the rows of ``trunk``. A path's token that is also in ``fixed`` is one
-    node; ids of −1 are skipped. With ``deterministic`` the fixed tokens are declared to the
-    verifier; else siblings are marked neither sampled nor deterministic.
+    ``fixed`` has the candidates for siblings, by text and place. In the result the path's tokens
+    come first in each text, and their nodes keep the distributions of ``trunk``. A path's token
+    that is also in ``fixed`` is one node; ids of −1 are skipped. With ``deterministic`` the fixed
+    tokens are declared to the verifier; else siblings are marked neither sampled nor deterministic.
     """
     rows, drawn = [], trunk.probs is not None
     for ids, count, fixed_ids in zip(trunk.token_ids.tolist(), trunk.lengths, fixed, strict=True):
