@@ -103,7 +103,10 @@ class Lagrangian:
             self.constant += multiplier * amount
 
     def add_budget(self, multiplier: float, kind: Divergence, delta: float) -> None:
-        """Charge for Σ q f(h/q) above its value at D = ``delta``; without a generator, cap h/q."""
+        """Charge ``multiplier`` for each unit of Σ q f(h/q) above its value at D = ``delta``.
+
+        f is the generator of the divergence. Without a generator h/q is capped instead.
+        """
         if kind.generator is None:
             self.narrow(0.0, most_of(kind, delta) * self.q)
         else:

@@ -69,9 +69,10 @@ class Layout:
 
     @property
     def alive_at(self) -> Any:
-        """Return the matrix (m, n) that gives the alive ratio at each entry's node, 0 at a root.
+        """Return the matrix (m, n) that maps the children's P to the alive ratio at entries' nodes.
 
-        The alive ratio at a node is the variable of the child whose prefix the node is.
+        A row is 0 if the entry's node is a root. Elsewhere the alive ratio at a node is the
+        variable P of the child that leads to the node.
         """
         count, inner = len(self.children), np.flatnonzero(self.node > 0)
         child_of = np.zeros((len(self.trees), len(self.trees[0].possible)), dtype=int)

@@ -4,8 +4,9 @@
 
 A chain is decided by q and p of the drafted tokens alone, except under a band: rows are read only
 for tokens that q and p leave open. A block needs the alive ratio P down the path, and then one sum
-per node (formulas as in :mod:`cactus_theory.verify.block`). Under a band, the rows from the first
-node on that may lower P are solved before, all at once: bands of kernels do not depend on P.
+per node (formulas as in :mod:`cactus_theory.verify.block`). Under a band, the rows of the
+first node that may lower P and of all later nodes are solved at once, before P is computed: the
+bands of kernels do not depend on P.
 Parameters are the groups of ``buffers.py``; ``coin`` is the coin of a drafted token, float64 in
 [0, 1); ``_rows.py`` describes all other values.
 """

@@ -65,8 +65,9 @@ def verify_logits(
     captured in a CUDA graph (run each shape once before; with ``workspace`` and ``out`` nothing is
     allocated). Probabilities are float32; q and p of drafted tokens are float64. Every row is read
     once, and the row of the recovered or bonus token is read again. The band at a price has further
-    reads. It reads once more the rows of tokens that lossless sampling rejects and the band may
-    accept, all at once, up to the first token that no band accepts. Then it reads the rejected
+    reads. It reads again, all at once, the rows of
+    drafted tokens that lossless sampling rejects and a band may accept, up to the first token that
+    is rejected under every band. Then it reads the rejected
     token's row 2 to 4 times to solve the band. The verifier ``block`` reads again the rows after
     the last node with alive ratio 1, and under the band solves the rows of the drafted path.
 
@@ -98,8 +99,9 @@ def verify_logits(
     Notes
     -----
     At a target row that is no distribution (with a NaN or +inf logit, or only −inf) the drafted
-    token is rejected and the next id is −1. A step never emits an id outside the vocabulary. Values
-    are not checked on the host, so that the caller should raise on a −1 at ``num_accepted``.
+    token is rejected and the next id is −1. A step never emits an id outside the vocabulary. Values are
+    not checked on the host: the caller should raise an error if
+    ``output_token_ids[b, num_accepted[b]]`` is −1.
 
     Raises
     ------

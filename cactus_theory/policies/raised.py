@@ -94,7 +94,7 @@ class Lenience(Raised):
 
     @property
     def declares(self) -> Declaration:
-        """Return: max-divergence of h from q at most −ln ℓ; no such policy accepts more."""
+        """Return: max-divergence of h from q at most −ln ℓ; no policy within it accepts more."""
         budget = Budget("max_divergence", -math.log(self.lenience), "emitted")
         return Declaration(-1, 1.0, budget, between=True, at_least_speculative=True, optimal=True)
 

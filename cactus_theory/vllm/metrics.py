@@ -205,7 +205,7 @@ class Reporter:
             self.log(f"Cactus metrics: {self.tally.line()}")
 
     def send(self, read: bool = True) -> None:
-        """Send token counts and answers; with ``read`` also counts by position and meter sums."""
+        """Send token counts and charges of answers; with ``read`` also counts by position, sums."""
         for label, counts in list(self.tally.counts.items()):
             totals = self.tally.totals(label) if read else counts.tokens
             unit = {"divergence": counts.meter.divergence.spec}

@@ -206,7 +206,7 @@ def _offered(text: str, checked: Callable[[str], "Policy"]) -> dict[str, "Policy
 
 
 def _meter(text: str, readings: str) -> int:
-    """Return n of ``CACTUS_METER``: one verified row in n is measured (0: none); 1 for readings."""
+    """Return n of ``CACTUS_METER``, 1 if readings are kept: one verified row in n is measured."""
     if readings:
         if text not in ("", "1"):
             raise ValueError(f"{METER}: must be 1 or unset beside {READINGS}; got {text!r}")

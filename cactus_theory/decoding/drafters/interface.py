@@ -191,7 +191,7 @@ def nothing(texts: Texts) -> Draft:
 def fed_parents(draft: Draft, counts: Sequence[int]) -> Int[Tensor, "batch new"] | None:
     """Return the index of each fed token's parent among the row's fed tokens; None for chains.
 
-    The last of the ``counts[b]`` fed tokens of row b are the drafted tokens.
+    Row b is fed ``counts[b]`` tokens, of which the last ones are the drafted tokens.
     """
     if draft.parents is None:
         return None

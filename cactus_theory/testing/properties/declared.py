@@ -317,7 +317,7 @@ def _evenly(rows: Tensor, token: Tensor) -> Tensor:
 
 
 def _on_one(rows: Tensor, token: Tensor) -> Tensor:
-    """Return rows with each row's ``token`` as before, the rest on the token with the next id."""
+    """Return rows in which ``token`` keeps its probability, and the next id has all the rest."""
     entry = rows.gather(-1, token[:, None])
     other = (token[:, None] + 1) % rows.shape[-1]
     return torch.zeros_like(rows).scatter(-1, other, 1 - entry).scatter(-1, token[:, None], entry)

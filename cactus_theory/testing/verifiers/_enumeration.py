@@ -243,7 +243,7 @@ class Paths:
 
     @cached_property
     def thresholds(self) -> Float[Tensor, "N K two"]:
-        """Return the values of coin i at which the verdict may change, by the stated law.
+        """Return the values of coin i at which the verdict may change, by the verifier's ``law``.
 
         τ is the number of accepted tokens. If the first coin that does not pass decides τ, the
         value is Pr(τ ≥ i)/Pr(τ ≥ i − 1); if the last coin that passes decides τ, the value is

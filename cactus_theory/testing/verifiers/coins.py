@@ -61,7 +61,7 @@ def combinations(values: int, places: int) -> Int[Tensor, "all places"]:
 def combined(
     points: Float[Tensor, "N places values"], choices: Int[Tensor, "all places"]
 ) -> Float[Tensor, "N all places"]:
-    """Return for each combination the points that its indices choose, one at each place."""
+    """Return ``points[n, i, choices[c, i]]`` for every n, every row c of ``choices``, every i."""
     return points[:, torch.arange(points.shape[1]), choices]
 
 
