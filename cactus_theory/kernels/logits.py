@@ -99,8 +99,8 @@ def verify_logits(
     Notes
     -----
     At a target row that is no distribution (with a NaN or +inf logit, or only −inf) the drafted
-    token is rejected and the next id is −1. A step never emits an id outside the vocabulary. Values are
-    not checked on the host: the caller should raise an error if
+    token is rejected and the next id is −1. A step never emits an id outside the vocabulary. Values
+    are not checked on the host: the caller should raise an error if
     ``output_token_ids[b, num_accepted[b]]`` is −1.
 
     Raises
