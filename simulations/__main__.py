@@ -47,7 +47,7 @@ GROUPS = {
         "bench": ("time the closed forms against named alternatives",
                   "verify --repeats 1 --out build/example/bench.csv", "bench"),
         "train-pair": ("train and ship the target/draft pair; resumes",
-                       "--corpus simulations/common --held-out 0.3 --target-layers 1 "
+                       "--corpus simulations/common --held-out 0.5 --target-layers 1 "
                        "--steps 2 --draft-steps 2 --distil-steps 2 --overlap-steps 2 "
                        "--pool-chunks 1 --pool-rows 4 --batch-size 4 --length 32 "
                        "--overlap-rows 4 "
@@ -55,7 +55,7 @@ GROUPS = {
                        "train.pair"),
         "train-head": ("train an EAGLE-3 head for a target; resumes",
                        "--target simulations/pair/target --corpus simulations/common "
-                       "--held-out 0.3 --pieces 2 --piece-texts 8 --answer-tokens 16 "
+                       "--held-out 0.5 --pieces 2 --piece-texts 8 --answer-tokens 16 "
                        "--draft-vocab 300 --places 2 "
                        "--first-steps 2 --steps 2 --overlap-steps 2 --batch-size 4 "
                        "--work-dir build/example/train-head --out build/example/train-head/head",

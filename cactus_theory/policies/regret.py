@@ -75,7 +75,8 @@ class Regret(FixedTarget):
     def row(self, q: Any, p: Any, alive: float = 1.0) -> OneTokenRow | None:
         """Return the row h for a deterministic draft at a price; None where ``target`` gives h."""
         token, path = int(p.argmax()), self.look_ahead
-        if path is None or p[token] != 1 or p.sum() != 1:
+        # the sum may be 1 although other tokens have a mass: 1 + 1e-307 is 1
+        if path is None or p[token] != 1 or (p > 0).sum() != 1:
             return None
         kept = path.row(q, token, raised=1.0, alive=alive)
         # the likeliest token has no regret; at a price of ∞ the product would be NaN

@@ -10,6 +10,7 @@ import torch
 import cactus_theory as ct
 from cactus_theory.divergences.regret import REGRET, regrets
 from cactus_theory.optimum.regret import OneTokenRow, RegretPath
+from cactus_theory.testing import assert_policy_properties
 from cactus_theory.verify.contract import find_verifier
 from cactus_theory.verify.draft import Assignment, Draft
 from cactus_theory.verify.node import Nodes
@@ -261,3 +262,12 @@ def test_a_tree_goes_down_the_path_that_is_worth_most(price: float, compiled, mo
         root = nodes.at(0, 0)
         emitted = out.output_token_ids[0, 0]
         assert root.h(int(emitted)) == root.law[emitted] == root.law.sum() == 1
+
+
+@pytest.mark.parametrize("price", [0.0, 2.0])
+@pytest.mark.parametrize("tiny", [1e-307, 1e-20])
+def test_a_draft_row_with_a_tiny_second_mass_is_sampled(price: float, tiny: float) -> None:
+    """1 + 1e-307 is 1, so that a sum of 1 does not show that other tokens are never drafted."""
+    rows = [1.0, 0.0], [1.0, tiny]
+    laws = ["coins_decide_as_declared", "no_token_without_target_mass"]
+    assert assert_policy_properties(f"regret:price={price}", properties=laws, rows=rows).passed

@@ -91,6 +91,6 @@ def test_every_quick_command_works(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(all_tables.subprocess, "run", in_this_process)
     assert main(given) == 0
     for entry in ENTRIES:
-        assert entry.needs_shared or all(
-            (tmp_path / f"{name}.csv").is_file() for name in entry.names
-        )
+        left_out = entry.needs_shared or all_tables.SMOLLM in entry.inputs
+        made = [(tmp_path / f"{name}.csv").is_file() for name in entry.names]
+        assert left_out or all(made)
