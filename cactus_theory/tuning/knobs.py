@@ -33,9 +33,9 @@ from cactus_theory.traces.trace import Trace
 from cactus_theory.tuning.families import Family, family_of
 
 # nats of regret are a sum over few tokens, and rise in steps: a knob that spends at most this share
-# less than the level is taken if the next step is above the level; and the share for nats of KL,
+# less than the level is taken if the next step is above the level; and the share for divergences,
 # which rise in steps under a user's rule with a threshold
-STEP, KL_STEP = 0.05, 0.01
+STEP, NATS_STEP = 0.05, 0.01
 # largest relative error of solved nats where several K share replays (a tenth of the standard error
 # over 20 texts), of solved nats otherwise, and of a solved acceptance
 TOLERANCE, EXACT, CLOSE = 2e-3, 5e-4, 2e-4
@@ -91,7 +91,7 @@ class Knobs:
         run: Run,
         amount: Callable[[Any], float],
         tolerance: float = TOLERANCE,
-        step: float = KL_STEP,
+        step: float = NATS_STEP,
         on_pass: Callable[[], Any] = lambda: None,
     ) -> None:
         self.family, self.run, self.amount = family, run, amount
