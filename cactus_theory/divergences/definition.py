@@ -175,6 +175,10 @@ class FDivergence(Divergence):
         return value, self.slope(up) - self.slope(down)
 
     def value(self, emitted: Tensor, target: Tensor) -> Tensor:
+        """Return D(emitted‖target) of rows (..., V) as float64 (...).
+
+        The result is ∞, never too small, where a term f(h/q) is beyond the largest float64.
+        """
         h, q = tensors.float64_rows(emitted, target)
         ratio = h / q
         if not q.numel() or float(q.amin()) > SAFE_RATIO:  # no h/q overflows: three passes fewer

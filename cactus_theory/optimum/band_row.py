@@ -237,7 +237,8 @@ class AheadRow(NodeRow):
         rest, left = mass - q_n - kept, 1 - self.raised_to - kept / mass
         self.unit = self.alive / mass
         self.upper = self.alive * self.raised_to / q_n if q_n >= LEAST else self.alive
-        self.scale = self.alive * left / rest if rest > 0 else 0.0
+        # at most P, as no other token rises; if all others stay, both are rounding
+        self.scale = self.alive * min(1.0, max(0.0, left / rest)) if rest > 0 else 0.0
 
 
 class PricedRow(NodeRow):

@@ -38,8 +38,8 @@ class Boxes:
 
     @cached_property
     def ids(self) -> tuple[int, ...]:
-        """Return the tokens that must not fall."""
-        return (*self.held, *(token for token in self.floored if token not in self.held))
+        """Return the tokens that must not fall, in ascending order."""
+        return tuple(sorted({*self.held, *self.floored}))
 
     def __bool__(self) -> bool:
         """Return whether there is any box."""

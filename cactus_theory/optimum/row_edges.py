@@ -81,18 +81,11 @@ def fall_of(a: float, upper: float, lower: float) -> float:
 
 
 @compiled
-def clipped_sums(
-    q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
+def part_sums(
+    q: Row, p: Row, lower: float, upper: float, unit: float, head_least: float
 ) -> tuple[float, float, float]:
-    """Return Σ clip(p, Aq, Uq) and its slopes in U and A: the q of tokens above and below the band.
-
-    ``unit`` is P; ``boxes`` are the least q of the head (0: all tokens), ids of tokens that must
-    not fall, and their C. Where a box sets a token's edge, the edge stays there as U and A move, so
-    the token has no part in the slope.
-    """
-    head_least, ids, _ = boxes
+    """Return the sums of :func:`clipped_sums` over tokens without boxes of their own."""
     total = above = below = 0.0
-    off_head = min(upper, unit)  # the upper edge off the head: P, as U ≥ P up to rounding
     if head_least == 0 and upper < PLAIN:  # the same sums without tests of q, for speed
         for i in range(q.size):
             q_i, p_i = np.float64(q[i]), np.float64(p[i])
@@ -101,29 +94,49 @@ def clipped_sums(
             total += value if value > bottom else bottom
             above += q_i if top < p_i else 0.0
             below += q_i if p_i < bottom else 0.0
-    else:
-        for i in range(q.size):
-            q_i, p_i = np.float64(q[i]), np.float64(p[i])
-            q_i = q_i if q_i >= LEAST else 0.0
-            on_head = q_i >= head_least
-            top, bottom = (upper if on_head else off_head) * q_i, lower * q_i
-            value = top if top < p_i else p_i
-            total += value if value > bottom else bottom
-            above += q_i if (on_head and top < p_i) else 0.0
-            below += q_i if p_i < bottom else 0.0
-    # the loops above ignored the boxes of single tokens: replace the terms of these few tokens
-    for j in range(ids.size):
-        q_i, p_i = np.float64(q[ids[j]]), np.float64(p[ids[j]])
-        if q_i < LEAST:
-            continue
+        return total, above, below
+    off_head = min(upper, unit)  # the upper edge off the head: P, as U ≥ P up to rounding
+    for i in range(q.size):
+        q_i, p_i = np.float64(q[i]), np.float64(p[i])
+        q_i = q_i if q_i >= LEAST else 0.0
         on_head = q_i >= head_least
-        top = upper if on_head else off_head
-        low, high = edges_of(lower, top, unit, boxes, j)
-        total += max(low * q_i, min(p_i, high * q_i)) - max(lower * q_i, min(p_i, top * q_i))
-        above += q_i if (on_head and high == upper and high * q_i < p_i) else 0.0
-        above -= q_i if (on_head and top * q_i < p_i) else 0.0
-        below += q_i if (low == lower and p_i < low * q_i) else 0.0
-        below -= q_i if p_i < lower * q_i else 0.0
+        top, bottom = (upper if on_head else off_head) * q_i, lower * q_i
+        value = top if top < p_i else p_i
+        total += value if value > bottom else bottom
+        above += q_i if (on_head and top < p_i) else 0.0
+        below += q_i if p_i < bottom else 0.0
+    return total, above, below
+
+
+@compiled
+def clipped_sums(
+    q: Row, p: Row, lower: float, upper: float, unit: float, boxes: Boxes
+) -> tuple[float, float, float]:
+    """Return Σ clip(p, Aq, Uq) and its slopes in U and A: the q of tokens above and below the band.
+
+    ``unit`` is P; ``boxes`` are the least q of the head (0: all tokens), rising ids of tokens that
+    must not fall, and their C. Where a box sets a token's edge, the edge stays there as U and A
+    move, so the token has no part in the slope.
+    """
+    head_least, ids, _ = boxes
+    if ids.size == 0:
+        return part_sums(q, p, lower, upper, unit, head_least)
+    total = above = below = 0.0
+    start = 0
+    # the tokens before each token with a box of its own, then this token; at last the other tokens.
+    # No term is taken back from a sum: that would lose terms much smaller than this one
+    for j in range(ids.size + 1):
+        stop = ids[j] if j < ids.size else q.size
+        part = part_sums(q[start:stop], p[start:stop], lower, upper, unit, head_least)
+        total, above, below = total + part[0], above + part[1], below + part[2]
+        start = stop + 1
+        if stop < q.size and q[stop] >= LEAST:
+            q_i, p_i = np.float64(q[stop]), np.float64(p[stop])
+            top = upper if q_i >= head_least else min(upper, unit)
+            low, high = edges_of(lower, top, unit, boxes, j)
+            total += max(low * q_i, min(p_i, high * q_i))
+            above += q_i if (q_i >= head_least and high == upper and high * q_i < p_i) else 0.0
+            below += q_i if (low == lower and p_i < low * q_i) else 0.0
     return total, above, below
 
 

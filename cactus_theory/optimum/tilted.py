@@ -37,6 +37,7 @@ PerRow = Float[Tensor, "rows"]
 KL = read_divergence("kl")
 # factor between tried θ until the worth is reached, and most factors: by then q^θ is one token
 FASTER, MOST_FACTORS = 4.0, 200
+IMPOSSIBLE = "delta, at_least: a row must exist within both; got a worth that {}"
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,9 @@ def _solved(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tupl
     unit = torch.where(unit > 0, unit, 1.0)
     unscaled = worth.where(q > 0, 0.0)
     worth, least = -lost / unit, ((least[:, None] - top) / unit)[:, 0]
+    if bool((least > ROUNDING).any()):
+        raise ValueError(IMPOSSIBLE.format("is above that of every token"))
+    least = least.clamp(max=0.0)  # the best token's own worth, up to rounding
     program = q, p, worth, delta, least
     rows, columns = _about(torch.zeros_like(delta), *program)
     short = (rows * worth).sum(-1) < least - ROUNDING * (1 + least.abs())
@@ -246,9 +250,8 @@ def _by_both(q: Rows, p: Rows, worth: Rows, delta: PerRow, least: PerRow) -> tup
     missing = cheapest * least - log_z - delta
     if bool((missing > ROUNDING * (1 + delta)).any()):
         row = int(missing.argmax())
-        takes = f"takes {float(delta[row] + missing[row]):.6g} nats or more"
-        takes = "is above that of every token" if least[row] > 0 else takes
-        raise ValueError(f"delta, at_least: a row must exist within both; got a worth that {takes}")
+        nats = float(delta[row] + missing[row])
+        raise ValueError(IMPOSSIBLE.format(f"takes {nats:.6g} nats or more"))
     tilt = convex_root(of_row, over=zero, under=_beyond(of_row, worth, zero), budget=zero)
     return _about(tilt, *program)
 

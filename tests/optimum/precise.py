@@ -1,6 +1,7 @@
 """Bands at a price to 60 digits, by bisection alone: sharing nothing with the package."""
 
 import math
+import sys
 from collections.abc import Sequence
 
 from mpmath import mp
@@ -80,7 +81,7 @@ def band(spec: str, price: float, q: Sequence[float], p: Sequence[float], alive=
 
 
 def spent(spec: str, h: Sequence[float], q: Sequence[float]) -> float:
-    """Return D(h‖q) of an f-divergence."""
+    """Return D(h‖q) of an f-divergence; ∞ where a term f(h/q) is beyond the largest float64."""
     c, a = curve_of(spec)
     with mp.workdps(DIGITS):
         total = mp.mpf(0)
@@ -100,5 +101,7 @@ def spent(spec: str, h: Sequence[float], q: Sequence[float]) -> float:
                 value = t - 1 - mp.log(t)
             else:
                 value = c * (t**a - a * t + a - 1) / (a * (a - 1))
+            if value > sys.float_info.max:
+                return math.inf
             total += q_i * value
         return float(total)

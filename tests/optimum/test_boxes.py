@@ -13,7 +13,8 @@ from cactus_theory.optimum.batch_edges import edges
 from cactus_theory.optimum.boxes import Boxes, cut_to_boxes
 from cactus_theory.optimum.look_ahead import LookAhead
 from cactus_theory.testing import assert_policy_properties
-from cactus_theory.verify import Assignment, Draft, find_verifier
+from cactus_theory.verify import Assignment, Block, Draft, find_verifier
+from cactus_theory.verify.node import Node
 from tests.amounts import amount, some
 from tests.rows import pair
 
@@ -183,6 +184,27 @@ def test_a_deterministic_draft_in_a_block_keeps_what_is_held():
     draft = Draft(torch.zeros(30, 2, dtype=torch.int64), [2] * 30, None)
     law = find_verifier("block").law(Assignment((rule,)), torch.stack([q] * 3, 1), draft)
     assert torch.allclose(law.emitted[:, :2, 0], q[:, :1].expand(-1, 2), atol=SEARCHED)
+
+
+def test_a_token_far_below_a_held_one_is_cut_as_it_is_without_it():
+    """The q of cut tokens, 1e-25, must not be lost in the q of the held token."""
+    rows = [0.0293, 0.9707, 1.2e-25], [0.6, 0.0, 0.4]
+    q, p = (torch.tensor(row, dtype=torch.float64) for row in rows)
+    for kind in ("kl", "pearson_chi2"):
+        h = ct.emitted_law(ct.policy(f"band:price=1,hold=0,divergence={kind}"), q, p)
+        torch.testing.assert_close(h, q / q.sum(), rtol=0, atol=1e-12)
+
+
+def test_a_drafted_token_beside_which_all_others_stay_is_not_recovered():
+    """What is left for other tokens is rounding: no quotient of it may raise the drafted token."""
+    rule = ct.policy("band:price=0.4,floor=0+2,head=0.4")
+    source = torch.Generator().manual_seed(0)
+    for row in torch.rand(200, 3, generator=source, dtype=torch.float64):
+        q = row / row.sum()
+        for alive in (1.0, 0.9674036520265136):
+            raised = math.nextafter(float(q[1]), 0)  # as rounding of a look ahead may have it
+            node = Node(Block(), rule, q.numpy(), None, 1, alive, raised)
+            assert node.residual().row[1] == 0
 
 
 def test_a_look_ahead_gains_the_most_that_held_tokens_leave():

@@ -136,6 +136,20 @@ def test_gaps_at_the_ends_are_zero_and_proven(spec: str, knob: dict, row: int) -
     assert float(best.divergence) == pytest.approx(due, rel=1e-6, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("spec", "delta"), [("reverse_kl", 1e3), ("reverse_kl", 1e6), ("alpha:a=-0.5", 1e300)]
+)
+def test_a_budget_is_kept_where_the_lower_edge_leaves_float64(spec: str, delta: float) -> None:
+    """The lower edge is above 0, but a·q would be rounded to 0, which costs ∞."""
+    q, p = tensor(0.25, 0.25, 0.25, 0.25), tensor(0.0, 1.0, 0.0, 0.0)
+    best = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
+    assert float(best.gap) == 0 and float(best.divergence) <= delta
+    law = ct.emitted_law(ct.policy("band", delta=delta, divergence=spec), q, p)
+    assert float(ct.divergence(spec).value(law, q)) <= delta
+    whole = ct.optimal_acceptance(q, p, divergence=spec, delta=math.inf)
+    assert whole.target.equal(p)
+
+
 @pytest.mark.parametrize("spec", ["reverse_kl", "neyman_chi2", "alpha:a=-0.5"])
 @pytest.mark.parametrize("knob", [{"delta": 0.1}, {"price": 1.0}])
 def test_a_token_below_normal_numbers_costs_what_it_weighs(spec: str, knob: dict) -> None:

@@ -166,6 +166,7 @@ def test_nats_are_not_monotone_in_the_price_at_a_fixed_tilt() -> None:
             {"at_least": 1.1},
             "a row must exist within both; got a worth that is above that of every",
         ),
+        ({"at_least": 1.1, "delta": 3.0}, "above that of every"),  # nats for any row
         ({"at_least": 0.9}, "takes 0.5"),
     ],
 )
