@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -130,7 +131,7 @@ def _in_batches(
     vocabulary.
     """
     step = max(1, ENTRIES // q.shape[-1])
-    runs = torch.unique_consecutive(questions[0], return_counts=True)[1].tolist()
+    runs = [len(list(same)) for _, same in groupby(as_list(questions[0]))]
     sizes = runs if max(runs) > step else step
     for at, *ids in zip(*(torch.split(part, sizes) for part in questions), strict=True):
         with lent(name, _picked(q, at), _picked(p, at), *ids) as copies:
