@@ -147,11 +147,13 @@ def ask_verifier(draw: random.Random) -> bool:
     draws, validate = (width + 1 - beside) if batch else 1, draw.random() < 0.5 or half
     exact = [(normalised if validate else torch.Tensor.double)(rows.detach()) for rows in (q, p)]
     most = RESUMMED if validate or q.dtype == p.dtype == torch.float64 else MOVED
+    # a draw of 0 draws the first token with any mass, in other precisions one of rounding alone
+    least = 0.0 if q.dtype == p.dtype == torch.float64 else most
 
     def verify(rows: Any, validate=False, move=(0.0, 0.0)):
         # below 1 by more than rounding: what only rounding refuses, anything may replace
         accept = (coins[:, :width] + move[0]).clamp(0, 1 - 2 * most)
-        draw = (coins[:, 3:] + move[1]).clamp(0, LAST_COIN)
+        draw = (coins[:, 3:] + move[1]).clamp(least, LAST_COIN)
         options = {"validate": validate, "coins": (accept, draw[:, 0])}
         if name in ("chain", "block"):
             call = getattr(ct, f"verify_{name}")

@@ -13,7 +13,7 @@ from cactus_theory.testing import assert_policy_properties
 
 
 @ct.rule
-def generous(q, p, n, *, times=1.5):
+def lavish(q, p, n, *, times=1.5):
     return times * min(1, q[n] / p[n])
 
 
@@ -71,7 +71,7 @@ def told(policy, **options) -> str:
 
 
 def test_a_fault_is_told_once_and_what_else_is_broken_by_name() -> None:
-    text = told(generous, properties=["acceptance_is_a_probability", "emitted_law_sums_to_one"])
+    text = told(lavish, properties=["acceptance_is_a_probability", "emitted_law_sums_to_one"])
     assert text.count(" breaks the property ") == 1 == text.count("  again ")
     assert text.endswith("\nalso broken, often by the same fault: emitted_law_sums_to_one")
 
@@ -91,7 +91,7 @@ def test_a_knob_that_rises_and_falls_is_not_monotone() -> None:
     assert "the knob is not monotone" not in text and "-1 if it falls on all" in text
 
 
-@pytest.mark.parametrize("policy", [generous, cactus, Unnamed(), Child()], ids=lambda own: own.spec)
+@pytest.mark.parametrize("policy", [lavish, cactus, Unnamed(), Child()], ids=lambda own: own.spec)
 def test_the_call_that_is_printed_fails_again(policy) -> None:
     """Also of a function whose name is that of another policy, and of a class without one."""
     names = ["acceptance_is_a_probability", "budget_holds"]
@@ -108,7 +108,7 @@ def test_a_check_runs_inside_of_a_test_of_hypothesis(price: float) -> None:
 
 
 def test_a_function_is_named_in_its_process() -> None:
-    assert ct.policy("generous:times=1.25") == ct.policy(generous, times=1.25)
+    assert ct.policy("lavish:times=1.25") == ct.policy(lavish, times=1.25)
     assert ct.policy("cactus:delta=1") != ct.policy(cactus, delta=1.0)  # registered ones come first
     first, last = ct.rule(_one()), ct.rule(_one())
     assert ct.policy("same") == last != first  # a function that is defined again is the last one
@@ -116,7 +116,7 @@ def test_a_function_is_named_in_its_process() -> None:
     with pytest.raises(ValueError, match=r"one function under @ct.rule; 'same' names .*_one"):
         ct.policy("same")
     with pytest.raises(ValueError, match="policy: must be one of"):  # data name no code
-        policy_of_data("generous", "a file")
+        policy_of_data("lavish", "a file")
 
 
 def _one():
