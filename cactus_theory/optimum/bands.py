@@ -35,7 +35,6 @@ from cactus_theory.optimum.band_row import (
 )
 from cactus_theory.optimum.batch_edges import chosen_knob, edges
 from cactus_theory.optimum.boxes import FREE, NO_BOXES, Boxes, cut_to_boxes
-from cactus_theory.optimum.certificate import raise_zeros
 from cactus_theory.optimum.sorted_path import PerRow, Rows
 
 # error of a law's sum up to which the law is not divided by the sum
@@ -109,8 +108,6 @@ class Bands:
         else:
             for at in parts_of(h):
                 self._write_together(flat_q[at], flat_p[at], ratios[at], h[at])
-        if self.kind.generator is not None and self.delta != math.inf and self.price != 0:
-            raise_zeros(self.kind.generator, flat_q, h)
         total = h.sum(-1, keepdim=True)  # not divided by if nearly 1, so that h = p inside a band
         return h.div_(torch.where((total - 1).abs() <= ROUNDING, 1.0, total)).reshape(q.shape)
 

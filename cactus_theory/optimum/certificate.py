@@ -23,15 +23,6 @@ from cactus_theory.divergences.definition import SAFE_RATIO
 from cactus_theory.optimum.sorted_path import Edges, Path, PerRow, Rows
 
 
-def raise_zeros(f: FDivergence, q: Rows, rows: Rows) -> None:
-    """Raise rows h to min(q, least normal float64), in place, if f(0) is ∞.
-
-    A lower edge a is above 0 then, but a·q may be below every float64, and 0 would cost ∞.
-    """
-    if math.isinf(f.at_zero):
-        torch.maximum(rows, q.clamp(max=torch.finfo(q.dtype).tiny), out=rows)
-
-
 @dataclass(frozen=True)
 class Measured:
     """Bands as rows (R, V), with acceptance, divergence, price and gap to the dual bound, (R,)."""
@@ -123,7 +114,9 @@ class Geometry:
             share = edges.leaked / torch.where(self.zero_mass > 0, self.zero_mass, 1.0)
             # where p/q overflows, h = q: 0 there would cost ∞ if f(0) is ∞
             rows.copy_(torch.where(self.inside, rows, q + p * share[:, None]))
-        raise_zeros(self.generator, q, rows)
+        if math.isinf(self.generator.at_zero):
+            # a is above 0 here, but a·q may be below every float64, and h = 0 would cost ∞
+            torch.maximum(rows, q.clamp(max=torch.finfo(q.dtype).tiny), out=rows)
         for at_end, end in ((edges.lossless, q), (edges.whole, p)):
             if bool(at_end.any()):
                 rows[at_end] = end[at_end]

@@ -144,8 +144,6 @@ def test_a_budget_is_kept_where_the_lower_edge_leaves_float64(spec: str, delta: 
     q, p = tensor(0.25, 0.25, 0.25, 0.25), tensor(0.0, 1.0, 0.0, 0.0)
     best = ct.optimal_acceptance(q, p, divergence=spec, delta=delta)
     assert float(best.gap) == 0 and float(best.divergence) <= delta
-    law = ct.emitted_law(ct.policy("band", delta=delta, divergence=spec), q, p)
-    assert float(ct.divergence(spec).value(law, q)) <= delta
     whole = ct.optimal_acceptance(q, p, divergence=spec, delta=math.inf)
     assert whole.target.equal(p)
 

@@ -161,6 +161,15 @@ def test_a_probability_of_0_is_no_rounding_error() -> None:
         assert_policy_properties(draft_alone, properties=["budget_holds"], examples=60)
 
 
+def test_a_0_that_only_the_definition_rounds_is_no_broken_budget() -> None:
+    """h of the second token is near 1e-39; 1 − φ of the first, just as small, is rounded to 0."""
+    rows = [0.997, 0.003], [1.0, 0.0]
+    own = ["budget_holds"]
+    assert assert_policy_properties(
+        "band:delta=0.25,divergence=reverse_kl", properties=own, rows=rows
+    )
+
+
 def test_laws_that_do_not_apply_are_not_declared():
     report = check_policy(ct.policy("typical"), examples(30))
     verdicts = {v.property: v.verdict for v in report.properties}

@@ -148,8 +148,12 @@ def budget_holds(seen: Behaviour) -> Iterator[Bounds]:
         # without this step towards q, rounding errors of a lossless policy break a budget of 0
         away = seen.emitted - seen.q
         sure = away.sign() * (away.abs() - ROUNDING).clamp(min=0.0)
-        # an exact 0 is no rounding error of a q above ROUNDING
-        sure = torch.where((seen.emitted == 0) & (seen.q > ROUNDING), away, sure)
+        # an exact 0 is no rounding error of a q above ROUNDING, if the policy's row has it, too:
+        # ``emitted`` adds up p(1 − φ), which is rounded to 0 where φ is 1 less 1e-38
+        never = (seen.emitted == 0) & (seen.q > ROUNDING)
+        if bool(never.any()):
+            never &= seen.policy.emitted(seen.q, seen.p) == 0
+        sure = torch.where(never, away, sure)
         spent = kind.value(seen.q + sure, seen.q)
         yield Bounds(spent, None, most, budget.bounds(False), allowed)
         return
