@@ -115,7 +115,7 @@ def test_the_torch_path_gives_what_verify_chain_gives(spec):
 
 
 def test_excluded_tokens_stay_excluded():
-    assert not laws.excluded_tokens("cpu", amount(1500, 300_000), 3)
+    assert not laws.excluded_tokens("cpu", amount(1500, 60_000), 3)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
