@@ -91,11 +91,19 @@ def fitted(
     The first ``needed`` columns always stay, even if the table is then wider than ``width``. So a
     caller can keep columns that a reader must see, such as nats.
     """
+    count = fitting_columns(heads, rows, width, title, needed)
+    return text_table(heads[:count], [row[:count] for row in rows], title)
+
+
+def fitting_columns(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, title: str, needed: int
+) -> int:
+    """Return how many of the first columns fit into ``width``, at least ``needed``."""
     for count in range(len(heads), needed, -1):
         table = text_table(heads[:count], [row[:count] for row in rows], title)
         if max(map(len, table.split("\n"))) <= width:
-            return table
-    return text_table(heads[:needed], [row[:needed] for row in rows], title)
+            return count
+    return needed
 
 
 def shown(value: Any) -> str:

@@ -20,7 +20,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE.py:NAME",
         help="a function under @ct.rule or a Policy; :knob=value",
     )
-    parser.add_argument("--examples", type=int, default=DEFAULT_EXAMPLES, metavar="N")
+    parser.add_argument(
+        "--examples",
+        type=int,
+        default=DEFAULT_EXAMPLES,
+        metavar="N",
+        help="pairs of rows to draw (default %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="another seed draws other rows")
     parser.add_argument("--properties", metavar="A,B", help="check these properties only")
     parser.add_argument(

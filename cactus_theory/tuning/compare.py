@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from cactus_theory.base import arguments as check
 from cactus_theory.base import defaults
 from cactus_theory.base.significance import items_needed
-from cactus_theory.base.tables import fitted, width_of_terminal
+from cactus_theory.base.tables import fitting_columns, text_table, width_of_terminal
 from cactus_theory.divergences import Divergence
 from cactus_theory.divergences.regret import REGRET
 from cactus_theory.optimum.pooled import PooledAcceptance, pooled_acceptance
@@ -42,7 +43,7 @@ USUAL_NATS = (0.05,)
 # relative distance in nats up to which the pooled optimum is read off the tangent at a known point,
 # which saves solves; the acceptance is then too high by less than 1e-5 of it on the shipped rows
 NEAR = 0.01
-WIDEST = 140
+WIDEST, LEGEND_WIDTH = 140, 100
 # columns computed from rows: means, and in OF_ROWS a maximum and two ratios
 SIGNED = "entropy", "surprise", "agreement"
 OF_ROWS = "largest_row", "share_of_row_optimum", "share_of_pooled_optimum"
@@ -56,12 +57,18 @@ COLUMNS = {
     "agreement": ("agree-\nment", "+.4f"), "largest_row": ("largest\nrow", ".2f"),
     "share_of_row_optimum": ("of\nrow", ".4f"), "share_of_pooled_optimum": ("of\npooled", ".4f"),
 }  # fmt: skip
-LEGEND = """\
-± one standard error over texts; ratios are paired by text, and texts needed make the one to the
-first policy significant; surprise: nats a row, or a token of a trace, by which what is emitted is
-less likely under the target than its own; agreement: how much more often it is what the target
-would say if asked again; of row, of pooled: share of the best acceptance for the nats that are
-spent, row by row, and at one price on all rows"""
+# what stands below the table about each column that the table shows
+LEGEND = {
+    "over_lossless": "± one standard error over texts, or over rows; ratios are paired by them",
+    "texts_needed": "texts needed: so many would make the ratio to the first policy significant",
+    "entropy": "entropy: of the emitted distribution, in nats",
+    "surprise": "surprise: nats by which emitted tokens are less likely under the target than "
+    "tokens drawn from the target, for each row, or for each token of a trace",
+    "agreement": "agreement: how much more often an emitted token equals a token drawn from the "
+    "target than two tokens drawn from the target equal each other",
+    "share_of_row_optimum": "of row: share of the best acceptance for the nats spent in each row",
+    "share_of_pooled_optimum": "of pooled: the same for these nats in all rows together",
+}
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,11 @@ class Comparison:
     def __str__(self) -> str:
         heads, cells = self._cells("±")
         about = ", ".join(f"{count} {name}" for name, count in list(self.notes.items())[1:])
-        table = fitted(heads, cells, width_of_terminal(WIDEST), about, heads.index("nats") + 1)
-        return "\n".join([table, LEGEND, *self.unsolved])
+        needed, width = heads.index("nats") + 1, width_of_terminal(WIDEST)
+        count = fitting_columns(heads, cells, width, about, needed)
+        table = text_table(heads[:count], [row[:count] for row in cells], about)
+        legend = "; ".join(said for key, said in LEGEND.items() if COLUMNS[key][0] in heads[:count])
+        return "\n".join([table, textwrap.fill(legend, LEGEND_WIDTH), *self.unsolved])
 
     @property
     def unsolved(self) -> list[str]:
