@@ -136,7 +136,6 @@ def clipped_sums(
             low, high = edges_of(lower, top, unit, boxes, j)
             total += max(low * q_i, min(p_i, high * q_i))
             above += q_i if (q_i >= head_least and high == upper and high * q_i < p_i) else 0.0
-            below += q_i if (low == lower and p_i < low * q_i) else 0.0
     return total, above, below
 
 

@@ -57,7 +57,7 @@ COLUMNS = {
     "agreement": ("agree-\nment", "+.4f"), "largest_row": ("largest\nrow", ".2f"),
     "share_of_row_optimum": ("of\nrow", ".4f"), "share_of_pooled_optimum": ("of\npooled", ".4f"),
 }  # fmt: skip
-# what stands below the table about each column that the table shows
+# the text below the table about each column, printed if the table shows the column
 LEGEND = {
     "over_lossless": "± one standard error over texts, or over rows; ratios are paired by them",
     "texts_needed": "texts needed: so many would make the ratio to the first policy significant",

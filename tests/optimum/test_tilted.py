@@ -199,6 +199,13 @@ def test_boxes_are_those_of_the_target_and_the_row_is_the_program_s(boxes: str) 
         assert (h[off] <= q[off] + ROUNDING).all()
 
 
+def test_the_best_token_s_worth_may_be_missed_by_rounding() -> None:
+    rows = np.array([0.4, 0.3, 0.3]), np.array([0.3, 0.3, 0.4])
+    for over in (0.0, 1e-15, 1e-10):
+        best = ct.tilted_acceptance(*rows, [1.0, 0.0, 0.0], delta=3.0, at_least=1 + over)
+        assert np.allclose(best.target, [1, 0, 0]) and abs(best.gap) < ROUNDING
+
+
 def test_an_undrafted_row_keeps_its_boxes() -> None:
     q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     free = ct.policy("band:price=1,tilt=1,hold=0").undrafted(q)

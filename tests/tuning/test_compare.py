@@ -124,6 +124,9 @@ def test_the_command_prints_writes_and_draws(files, capsys) -> None:
     said = capsys.readouterr().out
     assert "mine.py:between:share=" in said and "texts needed" in said
     assert max(map(len, said.splitlines())) <= 140
+    below = said[said.index("± one standard error") :]
+    for head, words in (("surprise", "surprise:"), ("ment", "agreement:"), ("entropy", "entropy:")):
+        assert (head in said.split("──")[0]) == (words in " ".join(below.split())), head
     table = (files / "t.csv").read_text().splitlines()
     lines = list(csv.DictReader(line for line in table if line[0] != "#"))
     assert [line["asked"] for line in lines] == ["", "0.02", "0.02", "0.1", "0.1"]
