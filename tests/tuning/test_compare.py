@@ -116,6 +116,13 @@ def test_the_field_s_own_set_is_compared_without_policies() -> None:
     assert {line["asked"] for line in found.lines[1:]} == {0.05}
 
 
+def test_only_columns_that_fit_are_told_of_below_the_table(monkeypatch) -> None:
+    found = ct.compare(["band:price=1"], [rows[:8] for rows in ROWS])
+    for width, fits in (("140", True), ("80", False)):
+        monkeypatch.setenv("COLUMNS", width)
+        assert ("of pooled:" in str(found)) == fits and "surprise:" in str(found)
+
+
 def test_the_command_prints_writes_and_draws(files, capsys) -> None:
     pytest.importorskip("matplotlib")
     asked = ["compare", "rows.npz", "--policy", "mine.py:between", "--policy", "band", "--nats"]
@@ -124,9 +131,6 @@ def test_the_command_prints_writes_and_draws(files, capsys) -> None:
     said = capsys.readouterr().out
     assert "mine.py:between:share=" in said and "texts needed" in said
     assert max(map(len, said.splitlines())) <= 140
-    below = said[said.index("± one standard error") :]
-    for head, words in (("surprise", "surprise:"), ("ment", "agreement:"), ("entropy", "entropy:")):
-        assert (head in said.split("──")[0]) == (words in " ".join(below.split())), head
     table = (files / "t.csv").read_text().splitlines()
     lines = list(csv.DictReader(line for line in table if line[0] != "#"))
     assert [line["asked"] for line in lines] == ["", "0.02", "0.02", "0.1", "0.1"]
